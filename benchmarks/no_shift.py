@@ -89,11 +89,13 @@ def run(seed: int, sites: tuple[int, ...], alpha: float | None) -> Found:
     ratios = part.ratios.tolist() if many else None
     facts: Any = (True, part.prior.tolist(), ratios)
     plain = Model(Predictor(backbone, head), None, None, *facts)
-    conditioned = plain
+    plain = conditioned = plain.scaled(1 / found.temperatures["none"])
     if any("embedding" in chain for chain in found.chosen.values()):
         second = fit_site(part, names, HEADS, seed=seed)
-        pair = Predictor(backbone, PairHead(head, second.predictor, found.plain_scale)).eval()
+        weights = found.plain_scale / 2, 0.5
+        pair = Predictor(backbone, PairHead(head, second.predictor, weights)).eval()
         conditioned = Model(pair, second.embedding, second.table, *facts)
+        conditioned = conditioned.scaled(1 / found.temperatures["embedding"])
     gains: dict[str, list[float]] = {}
     for _ in range(UNSEEN):
         x, y = site(300 + SCORED)

@@ -119,7 +119,8 @@ def _scored(
     if shipped:
         config = replace(usual, adapt=replace(adapt, components=PLAIN_EM))
         methods = [method for method in able if "prior" in method]
-        for score in _final(trained, config, part, source, world, methods):
+        raw = replace(trained, rehearsal=None)  # not calibrated
+        for score in _final(raw, config, part, source, world, methods):
             if score.method in methods:
                 yield row_of(score, score.method, n)
 

@@ -112,12 +112,8 @@ def rehearsal_of(run: Path) -> dict[str, Any]:
         chain: settings.get("prior.strength", "learned")
         for chain, settings in found["settings"].items()
     }
-    temperatures = {
-        chain: settings["prior.temperature"] for chain, settings in found["settings"].items()
-    }
-    kept = ("chosen", "explained", "plain_scale", "exact")
-    rest = {key: found[key] for key in kept}
-    return {"promises": promises, "strengths": strengths, "temperatures": temperatures, **rest}
+    kept = ("chosen", "explained", "plain_scale", "exact", "temperatures")
+    return {"promises": promises, "strengths": strengths, **{key: found[key] for key in kept}}
 
 
 def adapted(run: Path, images: Any) -> list[Any]:

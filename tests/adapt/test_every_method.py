@@ -132,7 +132,7 @@ def test_what_changes_the_backbone_is_not_rehearsed_on_features(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def tried() -> set[str]:
-        return {chain.name for chain, *_ in _candidates(1.0, many_domains=False)}
+        return {chain.name for chain, _ in _candidates(many_domains=False)}
 
     assert "prior" in tried()
     monkeypatch.setattr(Prior, "changes", "backbone")

@@ -199,7 +199,7 @@ def second_head(width: int) -> Predictor:
 
 @pytest.mark.parametrize("layers", [False, True])
 @torch.no_grad()
-def test_a_pair_is_the_mean_of_both(layers: bool) -> None:
+def test_a_pair_adds_both_by_weights(layers: bool) -> None:
     """`layers`: the plain head has layers of its own, as one on a frozen backbone."""
     torch.manual_seed(0)
     x, mu, features = torch.randn(5, 6), torch.randn(4), LinearHead(6, 3)
@@ -207,9 +207,12 @@ def test_a_pair_is_the_mean_of_both(layers: bool) -> None:
     if layers:
         plain = plain_on(build_backbone("mlp", in_features=6), 3)
     second, before = second_head(6), plain.eval()(x).logits
-    expected = (0.6 * before + second(x, mu).logits) / 2
-    pair = PairHead(plain, second, 0.6).eval()
+    expected = 0.3 * before + 0.5 * second(x, mu).logits
+    pair = PairHead(plain, second, (0.3, 0.5)).eval()
     torch.testing.assert_close(pair(x, mu).logits, expected)
+    torch.testing.assert_close(pair.scaled(0.4)(x, mu).logits, 0.4 * expected)
+    torch.testing.assert_close(pair.scaled(0.4).fold(mu)(x).logits, 0.4 * expected)
+    torch.testing.assert_close(plain.scaled(0.4)(x).logits, 0.4 * before)
     folded = pair.fold(mu.double()).eval()
     output = folded(x)
     torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-5)

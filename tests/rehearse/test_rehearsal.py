@@ -439,16 +439,40 @@ def test_where_domains_share_their_pictures_others_are_held_out() -> None:
 
 
 def watch_held_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """By held-out domain, the logits of the plain model for its rows."""
+    """By held-out domain, the logits of the plain model for its rows, not calibrated yet."""
     logits: dict[str, torch.Tensor] = {}
+    calibrate = module.HeldOutDomain.calibrate
+
+    def watched(domain: Any, temperatures: Any) -> None:
+        logits[domain.name] = domain.logits["none"]
+        calibrate(domain, temperatures)
+
+    monkeypatch.setattr(module.HeldOutDomain, "calibrate", watched)
+    return logits
+
+
+def test_a_held_out_domain_is_calibrated_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels that are wrong at one site make the others' models less sure, and not its own."""
+    given, sure = make_data(4), {}
+    wrong = given.features.y.clone()
+    wrong[:80] = (wrong[:80] + 1) % 3
+    untaught = replace(given, fitted=np.arange(320) >= 80)
     trials = module.HeldOutDomain.trials
 
     def watched(domain: Any, *args: Any) -> Any:
-        logits[domain.name] = domain.logits["none"]
-        return trials(domain, *args)
+        own = list(trials(domain, *args))
+        plain = [t for t in own if (t.chain, t.frequencies) == ("none", "as they are")]
+        sure[domain.name] = [trial.confidence for trial in plain]
+        return own
 
     monkeypatch.setattr(module.HeldOutDomain, "trials", watched)
-    return logits
+    found = []
+    for y in (given.features.y, wrong):
+        rehearse(replace(untaught, features=replace(given.features, y=y)), SMALL, seed=0)
+        found.append({**sure})
+    before, after = found
+    assert before["site-0"] == after["site-0"]
+    assert np.mean(before["site-1"]) > np.mean(after["site-1"]) + 0.05
 
 
 @pytest.mark.slow

@@ -637,7 +637,7 @@ def chose(chosen: dict[int, str]) -> Rehearsal:
     return Rehearsal(
         promises=promises,
         chosen=chosen,
-        temperatures={"none": 2.0, "embedding": 2.0},
+        temperatures={},
         settings={chain: WITH for chain in chosen.values() if "prior" in chain},
         domains=3,
         exact=True,

@@ -246,11 +246,10 @@ def _no_label_shift(trained: Trained, rehearsal: Rehearsal, images: Images) -> s
 
 def explained_here(trained: Trained, images: Images) -> float | None:
     """The share of the change in a rehearsed model's predictions that label frequencies explain."""
-    temperature = None if trained.rehearsal is None else trained.rehearsal.temperature("none")
-    if trained.confusion is None or temperature is None:
+    if trained.confusion is None:
         return None
     prior = torch.tensor(trained.label_prior, dtype=torch.float64)
-    rows = posteriors(trained.predictor, images, temperature)
+    rows = posteriors(trained.start(embedding=False).predictor, images)
     return explained_by_em(rows, prior, trained.confusion)
 
 
@@ -268,10 +267,10 @@ def outlook(
     promise = rehearsal.promise(chain.name, state.count)
     if promise.domains < ENOUGH_DOMAINS_TO_TELL:
         return trust
-    temperature, confidence = 1.0 if chain.calibrates else rehearsal.temperature(chain.name), None
+    confidence = None
     # Confidence on fewer images than were ever rehearsed with tells too little.
-    if images is not None and temperature is not None and state.count >= promise.n:
-        confidence = float(posteriors(predictor, images, temperature).amax(1).mean())
+    if images is not None and state.count >= promise.n:
+        confidence = float(posteriors(predictor, images).amax(1).mean())
     return replace(
         trust,
         expected_accuracy=promise.expected(confidence),

@@ -382,7 +382,7 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     """The classifier of a stored state; a plain model takes None as well and is used as it is."""
     if state is None:
         if trained.table is None:
-            return Adapted(trained.predictor, trained)
+            return unadapted(trained)
         raise ConfigError(
             "an adaptive model predicts for a domain; adapt to these images first with --adapt, or "
             "give a state with --domain FILE (make it with `acclimate adapt`)"

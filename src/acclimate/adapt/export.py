@@ -205,7 +205,7 @@ def _states(trained: Trained) -> Iterator[DomainState | None]:
         ):
             # As rehearsal sets it, or a handful of images might leave one class alone.
             settings = dict([{}, *kind.rehearsed(many_domains=False)][-1])
-            warm = {"temperature": 1.5} if kind.calibrates else {}
+            warm = {"temperature": 1.5} if hasattr(kind.Config, "temperature") else {}
             steps.append({name: kind(kind.Config(**settings, **warm))})
     for methods in steps:
         for embedding in (False, True) if trained.adaptive else (False,):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +80,10 @@ class Model(NamedTuple):
             mu = state.mean
         return self.predictor.fold(mu.to(self.predictor.device)).eval()
 
+    def scaled(self, factor: float) -> "Model":
+        """This model with its logits times `factor`."""
+        return self._replace(predictor=self.predictor.scaled(factor))
+
     @property
     def below_phi(self) -> Backbone | None:
         """The backbone whose features Φ takes, None for a Φ of images."""
@@ -121,17 +126,29 @@ class Trained:
         return self.embedding is not None or self.site is not None
 
     def start(self, *, embedding: bool) -> Model:
-        """The model to start from with the domain's embedding, or without it."""
+        """The model to start from with the domain's embedding, or without it. A rehearsed one is
+        calibrated: its logits are divided by the temperature that fits held-out domains."""
         known = self.label_prior, self.label_ratios or None
         if embedding and self.site is not None:
-            site, centre = self.site, None
+            site, plain, centre = self.site, self._calibrated, None
+            warm, cold = self._temperature("embedding"), self._temperature("none")
+            weights = site.scale * cold / warm / 2, 1 / warm / 2
             if self.centre is not None and site.centre is not None:
                 centre = torch.cat([self.centre, site.centre])
-            pair = PairHead(self.predictor.head, site.predictor, site.scale).eval()
-            predictor = Predictor(self.predictor.backbone, pair)
+            pair = PairHead(plain.head, site.predictor, weights).eval()
+            predictor = Predictor(plain.backbone, pair)
             return Model(predictor, site.embedding, site.table, True, *known, centre)
         aware = self.config.train.prior_aware
-        return Model(self.predictor, self.embedding, self.table, aware, *known, self.centre)
+        return Model(self._calibrated, self.embedding, self.table, aware, *known, self.centre)
+
+    @cached_property
+    def _calibrated(self) -> Predictor:
+        if self.rehearsal is None:
+            return self.predictor
+        return self.predictor.scaled(1 / self._temperature("none"))
+
+    def _temperature(self, start: str) -> float:
+        return 1.0 if self.rehearsal is None else self.rehearsal.temperatures.get(start, 1.0)
 
     @property
     def device(self) -> torch.device:

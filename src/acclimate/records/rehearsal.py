@@ -72,7 +72,7 @@ class Rehearsal:
     promises: tuple[Promise, ...]
     chosen: Mapping[int, str]
     settings: Mapping[str, Settings]  # by chain, of those that have methods
-    temperatures: Mapping[str, float]  # of the plain model ("none") and of F(·, μ) ("embedding")
+    temperatures: Mapping[str, float]  # of "none" and "embedding": `start` divides logits by it
     domains: int
     exact: bool  # the backbone had not seen the held-out domains
     # By n: of how predictions change at a held-out domain, what label shift explains at least.
@@ -119,11 +119,6 @@ class Rehearsal:
         return max(
             (p for p in self.labels if p.n <= labels), key=lambda promise: promise.n, default=None
         )
-
-    def temperature(self, chain: str) -> float | None:
-        """What the logits that `chain` starts from are divided by to be as sure as they are right;
-        None where nobody fitted it."""
-        return self.temperatures.get("embedding" if "embedding" in chain.split("+") else "none")
 
     def least_explained(self, n: int) -> float | None:
         """As rehearsed with the most images that were not more than `n`."""

@@ -77,11 +77,12 @@ class FoldModels(NamedTuple):
         return self.features.y[self.rows]
 
 
-def confusion_of(logits: Tensor, labels: Tensor, temperature: float) -> Tensor | None:
-    """[C predicted, C true] of a plain model, None without rows, or for too many classes."""
+def confusion_of(logits: Tensor, labels: Tensor) -> Tensor | None:
+    """[C predicted, C true] of a plain model that is calibrated, None without rows, or for too many
+    classes."""
     if not len(labels) or logits.shape[1] > MOST_CONFUSED:
         return None
-    return soft_confusion((logits.double().cpu() / temperature).softmax(1), labels.cpu())
+    return soft_confusion(logits.double().cpu().softmax(1), labels.cpu())
 
 
 def rehearse_run(
@@ -106,9 +107,8 @@ def rehearse_run(
     if not data.exact:
         # The backbone has seen the held-out domains, and so may the head: another one would fit the
         # features better or worse, and that would be taken for what adaptation does.
-        scale, last = 1.0 if site is None else _scale(data, site, new), predictor.last
-        scaled = predictor.head.with_last(last.weight * scale, last.bias * scale)
-        retrained = lambda fold: (features.x, scaled)  # noqa: E731
+        head = predictor.head.scaled(1.0 if site is None else _scale(data, site, new))
+        retrained = lambda fold: (features.x, head)  # noqa: E731
     rehearsal = rehearse(
         data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained, store=store
     )
@@ -120,7 +120,7 @@ def rehearse_run(
         site = replace(site, scale=rehearsal.plain_scale, centre=centre)
     else:
         site = None
-    confusion = confusion_of(logits[new], features.y[new], rehearsal.temperatures["none"])
+    confusion = confusion_of(logits[new] / rehearsal.temperatures["none"], features.y[new])
     return Rehearsed(site, rehearsal, confusion, mean_hidden(predictor.head, own))
 
 
@@ -153,30 +153,24 @@ def rehearse(
         for start in STARTS
         if all(start in domain.logits for domain in held_out)
     }
+    temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
+    louder = _louder(data, [domain.fold for domain in held_out if len(domain.fold.rows)])
+    temperatures["none"] *= louder
     trials: list[Trial] = []
-    calibration: list[dict[str, float]] = []  # of each held-out domain, by start
     for place, domain in enumerate(held_out):
         # Temperatures come from the other domains: a domain's own labels must not help it.
         others = {
             start: _temperature(own.sum(0) - own[place] if len(held_out) > 1 else own.sum(0))
             for start, own in losses.items()
         }
-        calibration.append(others)
+        domain.calibrate(others)
         watch("trials", place, len(held_out), domain.name)
         file = store and store / f"trials-{place + 1}.json"
-        trials += _once(file, partial(domain.trials, others, seed, len(data.names)))
+        trials += _once(file, partial(domain.trials, seed, len(data.names)))
     watch("trials", len(held_out), len(held_out), "")
-    temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
-    known = [domain.fold for domain in held_out if len(domain.fold.rows)]
-    louder = _louder(data, known)
-    temperatures["none"] *= louder
     idle = () if _frequencies_differ(held_out) else _assuming_label_shift(trials)
     conclusion = conclude(trials, temperatures, exact=data.exact, idle=idle)
-    settings = {
-        chain: {**chosen, **_calibration(chain, temperatures)}
-        for chain, chosen in conclusion.settings.items()
-    }
-    found = replace(conclusion, settings=settings, plain_scale=1 / louder)
+    found = replace(conclusion, plain_scale=1 / louder)
     labelled: list[Trial] = []
     for place, domain in enumerate(held_out):
         watch("labels", place, len(held_out), domain.name)
@@ -198,14 +192,6 @@ def _assuming_label_shift(trials: Sequence[Trial]) -> set[str]:
     """Those of the chains tried that correct for one."""
     chains = {trial.chain: find_chain(trial.chain).methods.values() for trial in trials}
     return {name for name, own in chains.items() if any(m.assumes_label_shift for m in own)}
-
-
-def _calibration(chain: str, temperatures: Mapping[str, float]) -> dict[str, float]:
-    """The temperature of what `chain` starts from, as a setting of its methods that calibrate."""
-    steps = find_chain(chain)
-    start = "embedding" if steps.embedding else "none"
-    own = (name for name, method in steps.methods.items() if method.calibrates)
-    return {f"{name}.temperature": temperatures[start] for name in own}
 
 
 def _once(file: Path | None, make: Callable[[], Iterable[Trial]]) -> list[Trial]:
@@ -250,7 +236,7 @@ def _fit_models(
     if data.second and many:
         names = [data.names[d] for d in fold.others]
         site = fit_site(part, names, config, seed=seed, store=store)
-        pair = Predictor(backbone, PairHead(head, site.predictor, 1.0)).eval()
+        pair = Predictor(backbone, PairHead(head, site.predictor, (0.5, 0.5))).eval()
         both = torch.cat([centre, mean_hidden(site.at_centre(), new)])
         models["embedding"] = Model(pair, site.embedding, site.table, True, *known, both)
     rows = data.new_rows(fold.others)
@@ -277,6 +263,13 @@ class HeldOutDomain:
         every = np.arange(len(rows))
         self.logits = {start: self._start(start, every)[1].logits for start in fold.models}
 
+    def calibrate(self, temperatures: Mapping[str, float]) -> None:
+        """Divide all logits by a temperature for each start. Others are left out from now on."""
+        fold, own = self.fold, temperatures.items()
+        models = {start: fold.models[start].scaled(1 / temperature) for start, temperature in own}
+        self.fold = fold._replace(models=models, logits=fold.logits / temperatures["none"])
+        self.logits = {start: self.logits[start] / temperature for start, temperature in own}
+
     def _start(self, start: str, seen: np.ndarray) -> tuple[Predictor, Output]:
         """What a chain without methods makes of the images `seen`, and its output for all rows."""
         images = Images(self.x[seen], self.x.device)
@@ -284,7 +277,7 @@ class HeldOutDomain:
         return predictor, predictor(self.x)
 
     @torch.no_grad()
-    def trials(self, temperatures: Mapping[str, float], seed: int, domains: int) -> Iterator[Trial]:
+    def trials(self, seed: int, domains: int) -> Iterator[Trial]:
         """Every chain, with every number of images, as the domain is and with frequencies anew.
 
         With many domains, the domains themselves show how frequencies vary between sites.
@@ -292,23 +285,23 @@ class HeldOutDomain:
         many = domains >= ENOUGH_DOMAINS
         kinds: tuple[Frequencies, ...] = ("as they are",) if many else ("as they are", "drawn anew")
         fold = self.fold
-        confusion = confusion_of(fold.logits, fold.labels, temperatures["none"])
+        confusion = confusion_of(fold.logits, fold.labels)
         for kind in kinds:
             for draw in range(1 if many else 3):
                 rng = stream(seed, "rehearsal", self.name, kind, draw)
                 seen, scored = self.split(rng, anew=kind == "drawn anew")
                 for n in self.sizes:
-                    trials = list(self._adapt(seen[:n], scored, kind, temperatures))
+                    trials = list(self._adapt(seen[:n], scored, kind))
                     if kind == "as they are" and draw == 0 and confusion is not None:
-                        share = self._explained(seen[:n], temperatures["none"], confusion)
+                        share = self._explained(seen[:n], confusion)
                         trials[0] = replace(trials[0], explained=share)
                     yield from trials
 
-    def _explained(self, seen: np.ndarray, temperature: float, confusion: Tensor) -> float | None:
+    def _explained(self, seen: np.ndarray, confusion: Tensor) -> float | None:
         """Of how predictions differ here from those at the other domains, the share that label
         shift explains."""
         prior = torch.tensor(self.fold.models["none"].label_prior, dtype=torch.float64)
-        posteriors = (self.logits["none"].double().cpu() / temperature).softmax(1)
+        posteriors = self.logits["none"].double().cpu().softmax(1)
         return explained_by_em(posteriors[seen], prior, confusion)
 
     def split(
@@ -329,40 +322,32 @@ class HeldOutDomain:
         seen = _resample(seen, labels, wanted, rng)
         return seen, _resample(scored, labels, wanted, rng)
 
-    def _adapt(
-        self,
-        seen: np.ndarray,
-        scored: np.ndarray,
-        kind: Frequencies,
-        temperatures: Mapping[str, float],
-    ) -> Iterator[Trial]:
+    def _adapt(self, seen: np.ndarray, scored: np.ndarray, kind: Frequencies) -> Iterator[Trial]:
         """Every chain from the images `seen`, scored on the rows `scored`."""
         labels = self.y.cpu()[scored]
 
-        def trial(chain: str, logits: Tensor, temperature: float, settings: Tried = ()) -> Trial:
-            calibrated = logits.double().cpu() / temperature
+        def trial(chain: str, logits: Tensor, settings: Tried = ()) -> Trial:
+            rows = logits.double().cpu()
             sure = all(method.probabilities for method in find_chain(chain).methods.values())
             return Trial(
                 domain=self.name,
                 chain=chain,
                 n=len(seen),
                 frequencies=kind,
-                accuracy=float((calibrated[scored].argmax(1) == labels).double().mean()),
+                accuracy=float((rows[scored].argmax(1) == labels).double().mean()),
                 scored=len(np.unique(self.units[scored])),
-                confidence=float(calibrated[seen].softmax(1).amax(1).mean()) if sure else None,
+                confidence=float(rows[seen].softmax(1).amax(1).mean()) if sure else None,
                 settings=settings,
             )
 
-        for start, temperature in temperatures.items():
+        for start in self.fold.models:
             model, hidden = self._on_hidden(start, seen)
-            yield trial(start, model.predictor(hidden).logits, temperature)
+            yield trial(start, model.predictor(hidden).logits)
             images = Images(hidden[seen], hidden.device)
-            for chain, settings, left in _candidates(
-                temperature, many_domains=model.ratios is not None
-            ):
+            for chain, settings in _candidates(many_domains=model.ratios is not None):
                 logits = adapt_model(model, images, chain)[0](hidden).logits
                 name = chain.name if start == "none" else f"{start}+{chain.name}"
-                yield trial(name, logits, left, settings)
+                yield trial(name, logits, settings)
 
     @torch.no_grad()
     def label_trials(self, found: Rehearsal, seed: int) -> Iterator[Trial]:
@@ -411,20 +396,17 @@ class HeldOutDomain:
         return last, output.hidden
 
 
-def _candidates(temperature: float, *, many_domains: bool) -> Iterator[tuple[Chain, Tried, float]]:
-    """Each method of the table with each of its settings to try, and the temperature that its
-    logits are yet to be divided by. Methods that change the backbone would need images."""
+def _candidates(*, many_domains: bool) -> Iterator[tuple[Chain, Tried]]:
+    """Each method of the table with each of its settings to try. Methods that change the backbone
+    would need images."""
     for name, row in METHODS.items():
         kind = row.method
         if kind is None or kind.changes == "backbone":
             continue
-        calibration, left = {"temperature": temperature}, 1.0
-        if not kind.calibrates:
-            calibration, left = {}, temperature
         for settings in kind.rehearsed(many_domains=many_domains):
-            method = kind(kind.Config(**settings, **calibration))
+            method = kind(kind.Config(**settings))
             tried = tuple((f"{name}.{key}", value) for key, value in settings.items())
-            yield Chain(False, {name: method}), tried, left
+            yield Chain(False, {name: method}), tried
 
 
 def _resample(

@@ -46,7 +46,6 @@ class Method(ABC):
     changes: ClassVar[Literal["bias", "head", "backbone"]]
     gradient_free: ClassVar[bool] = True
     probabilities: ClassVar[bool] = True  # whether its logits are still those of probabilities
-    calibrates: ClassVar[bool] = False  # whether it divides logits by its setting `temperature`
     assumes_label_shift: ClassVar[bool] = False  # a rehearsed model's guard checks that
     grows: ClassVar[bool] = False  # whether it has `observe_more`
     needs: ClassVar[str] = ""  # a field of `Context` that it cannot do without
@@ -76,8 +75,7 @@ class Method(ABC):
     def rehearsed(cls, *, many_domains: bool) -> Sequence[Mapping[str, Any]]:
         """Settings that rehearsal tries, of equal ones the preferred first; none: it is left out.
 
-        `temperature` is not among them: rehearsal fits it for methods that calibrate. Only methods
-        that leave the backbone alone are rehearsed, on features.
+        Only methods that leave the backbone alone are rehearsed, on features.
         """
         return ()
 

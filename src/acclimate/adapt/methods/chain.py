@@ -35,11 +35,6 @@ class Chain:
         return all(method.changes != "backbone" for method in self.methods.values())
 
     @property
-    def calibrates(self) -> bool:
-        """Whether its classifier's logits are divided by a temperature already."""
-        return any(method.calibrates for method in self.methods.values())
-
-    @property
     def least_images(self) -> int:
         """Statistics of batch norm need two, and the model as it is none."""
         return 0 if not self.methods else 1 if self.head_only else 2

@@ -164,14 +164,13 @@ class Prior(Method):
     the images said, so that more images can be added.
 
     EM multiplies what the posteriors say, so that it needs posteriors that are as sure as they are
-    right, and with few images it takes chance for a shift: `temperature`, `strength` and `expect`
-    are for that, and a rehearsal chooses them.
+    right, as those of a rehearsed model are; others may need a `temperature`. With few images it
+    takes chance for a shift: `strength` and `expect` are for that, and a rehearsal chooses them.
     """
 
     Config = PriorConfig
     changes = "bias"
     grows = True
-    calibrates = True
     assumes_label_shift = True
 
     @classmethod

@@ -59,6 +59,11 @@ class Head(nn.Module, ABC):
         changed._modules = {**self._modules, "last": layer}
         return changed
 
+    def scaled(self, factor: float) -> "Head":
+        """This head with its logits times `factor`: 1 / temperature calibrates it. One that takes μ
+        is folded first."""
+        return self.with_last(self.last.weight * factor, self.last.bias * factor)
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -88,6 +93,10 @@ class Predictor(Head):
     def with_last(self, weight: Tensor, bias: Tensor) -> "Predictor":
         """This predictor with another last layer, on the same backbone."""
         return Predictor(self.backbone, self.head.with_last(weight, bias))
+
+    def scaled(self, factor: float) -> "Predictor":
+        """This predictor with its logits times `factor`, on the same backbone."""
+        return Predictor(self.backbone, self.head.scaled(factor))
 
     @property
     def last(self) -> nn.Linear:  # type: ignore[override]
@@ -191,38 +200,39 @@ class ConditionedHead(MlpHead):
 
 @final
 class PairHead(Head):
-    """The mean of the logits of a plain and a conditioned head on the same features.
+    """The logits of a plain and a conditioned head on the same features, added with `weights`."""
 
-    `scale` is what the plain logits are multiplied by, so that both count.
-    """
-
-    def __init__(self, plain: Head, conditioned: Head, scale: float) -> None:
+    def __init__(self, plain: Head, conditioned: Head, weights: tuple[float, float]) -> None:
         super().__init__()
-        self.plain, self.conditioned, self.scale = plain, conditioned, scale
+        self.plain, self.conditioned, self.weights = plain, conditioned, weights
         self.mu_dim = conditioned.mu_dim
 
     def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         one, two = self.plain(features), self.conditioned(features, mu)
-        logits = (self.scale * one.logits + two.logits) / 2
+        logits = self.weights[0] * one.logits + self.weights[1] * two.logits
         return Output(logits, torch.cat([one.hidden, two.hidden], 1))
 
     def fold(self, mu: Tensor) -> "FoldedPairHead":
         """One last layer on the hidden layers of both."""
-        return FoldedPairHead(self.plain, self.conditioned.fold(mu), self.scale)
+        return FoldedPairHead(self.plain, self.conditioned.fold(mu), self.weights)
+
+    def scaled(self, factor: float) -> "PairHead":
+        one, two = self.weights
+        return PairHead(self.plain, self.conditioned, (one * factor, two * factor)).eval()
 
 
 @final
 class FoldedPairHead(Head):
-    """One last layer on the hidden layers of two heads: the mean of their logits."""
+    """One last layer on the hidden layers of two heads: their logits, added with `weights`."""
 
     @torch.no_grad()
-    def __init__(self, one: Head, two: Head, scale: float) -> None:
+    def __init__(self, one: Head, two: Head, weights: tuple[float, float]) -> None:
         super().__init__()
         self.one, self.two = one, two
-        first, second = one.last, two.last
-        weight = torch.cat([scale * first.weight.double(), second.weight.double()], 1) / 2
-        bias = (scale * first.bias.double() + second.bias.double()) / 2
-        self.last = _linear(weight.shape[1], len(weight), weight, bias, first)
+        layers = [(share, head.last) for share, head in zip(weights, (one, two), strict=True)]
+        weight = torch.cat([share * last.weight.double() for share, last in layers], 1)
+        bias = torch.stack([share * last.bias.double() for share, last in layers]).sum(0)
+        self.last = _linear(weight.shape[1], len(weight), weight, bias, one.last)
 
     def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         hidden = torch.cat([self.one(features).hidden, self.two(features).hidden], 1)
