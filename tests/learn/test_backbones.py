@@ -21,6 +21,7 @@ from acclimate.learn.models import (
     freeze_batch_norm,
     weights,
 )
+from acclimate.learn.models.backbones import row_statistics
 from acclimate.learn.models.weights import fit_weights, read_weights
 from fixtures.errors import refused
 
@@ -69,6 +70,25 @@ def test_mlp_normalises_with_the_statistics_it_is_given() -> None:
     assert net(x).tolist() == [[1.0, 1.0]]
     net.body = body
     assert net.state_dict()["mean"].tolist() == [1.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("width", "scale", "expected"),
+    [
+        (64, 9.0, [1.5, 1.5]),  # √((63 · 1 + 81) / 64)
+        (64, 31.0, [1.0, 31.0]),  # more than 30 times the median: another unit
+        (63, 9.0, [1.0, 9.0]),  # few columns
+    ],
+)
+def test_features_of_a_network_share_a_spread(
+    width: int, scale: float, expected: list[float]
+) -> None:
+    rows = torch.tensor([[-1.0], [1.0]]).repeat(1, width)
+    rows[:, -1] *= scale
+    rows = torch.cat([rows, torch.full((2, 1), 7.0)], 1)
+    mean, std = row_statistics(lambda: [rows[:1], rows[1:]])
+    assert mean.tolist() == [0.0] * width + [7.0]
+    assert [float(std[0]), float(std[-2]), float(std[-1])] == [*expected, 0.0]
 
 
 def test_in_features_belongs_to_the_feature_mode() -> None:

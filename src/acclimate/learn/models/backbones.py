@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 # Pixels: at or below, images are trained on from scratch, and their activations take little memory.
 SMALL = 64
 BATCH = 32  # images at a time: larger batches are no faster on a CPU, and take more memory
+EMBEDDING_COLUMNS = 64  # that vary: from here on, rows are taken for features of a network
+SAME_UNITS = 30.0  # times the median deviation, which no column of one scale exceeds
 TORCH = "torch"  # the engine that computes all features but those of accelerated backbones
 
 
@@ -114,12 +116,22 @@ class Backbone(nn.Module):
 
 
 def row_statistics(chunks: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [f] of the rows in all `chunks` [n, f], which is called for each pass."""
+    """Mean and spread [f] of the rows in all `chunks` [n, f], which is called for each pass.
+
+    All columns have one spread, their root mean square deviation: a network's features say by how
+    much they vary which of them matter. A few columns are measurements; these, and columns in
+    different units, have their own deviations.
+    """
     # In float64: a float32 sum over millions of rows drifts.
     total = sum(len(chunk) for chunk in chunks())
     mean = torch.stack([chunk.double().sum(0) for chunk in chunks()]).sum(0) / total
     squares = [(chunk.double() - mean).square().sum(0) for chunk in chunks()]
-    return mean.float(), (torch.stack(squares).sum(0) / total).sqrt().float()
+    variance = torch.stack(squares).sum(0) / total
+    varying = variance[variance > 0]
+    many = len(varying) >= EMBEDDING_COLUMNS
+    if many and bool(varying.max().sqrt() <= SAME_UNITS * varying.median().sqrt()):
+        variance = torch.where(variance > 0, varying.mean(), 0.0)
+    return mean.float(), variance.sqrt().float()
 
 
 # The engines of accelerated backbones, by the size of images. A copy may get other weights; it is
