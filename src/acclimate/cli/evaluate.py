@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MOST_SCORES = 60  # that are shown one by one
 MEANINGS = {
     "wrong-embedding": "adapted to another domain, a control that is meant to fail",
+    "auto-neutral": "auto without an image of the domain: what of its gain is a better head",
+    "auto-other": "auto with another domain's images, a control",
     "oracle-prior": "knows the true label frequencies: a ceiling, not a method",
 }
 

@@ -118,6 +118,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, arithmetic takes one thread: many small operations, each split over threads that wait
+    for one another, take a hundred times as long where other processes are busy."""
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def local_processes() -> int:
     """How many processes of this run share the machine."""
     return max(launched("LOCAL_WORLD_SIZE", 1), 1)

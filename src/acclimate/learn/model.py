@@ -34,7 +34,7 @@ from acclimate.learn.models import (
     freeze_batch_norm,
     takes_features,
 )
-from acclimate.learn.models.predictors import PairHead, identity_backbone
+from acclimate.learn.models.predictors import LinearHead, PairHead, identity_backbone
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     AGAIN,
@@ -48,7 +48,7 @@ from acclimate.records.folder import (
     stored,
     write_checksums,
 )
-from acclimate.records.rehearsal import Rehearsal
+from acclimate.records.rehearsal import NETWORK, Rehearsal
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 CONFUSION, CENTRE = "rehearsal/confusion", "rehearsal/centre"  # names of tensors on disk
@@ -208,7 +208,8 @@ def _load(folder: Path, device: torch.device | str) -> Trained:
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains, val_domains, test_domains = map(described.texts, DOMAINS_AND_CLASSES)
     digest = described.text("digest")
-    predictor, embedding = _networks(config, len(classes), len(domains), tensors, path)
+    linear = rehearsal is not None and rehearsal.head != NETWORK
+    predictor, embedding = _networks(config, len(classes), len(domains), tensors, path, linear)
     table, site, confusion, centre = None, None, tensors.get(CONFUSION), tensors.get(CENTRE)
     _require(confusion is None or confusion.shape == (len(classes),) * 2, path)
     _require(centre is None or centre.shape == predictor.last.weight.shape[1:], path)
@@ -262,13 +263,23 @@ def _size(described: Fields, predictor: Predictor) -> int:
 
 
 def _networks(
-    config: RunConfig, classes: int, domains: int, tensors: Mapping[str, Tensor], path: Path
+    config: RunConfig,
+    classes: int,
+    domains: int,
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    linear: bool,
 ) -> tuple[Predictor, Embedding | None]:
-    """The networks that are described, with their weights."""
+    """The networks that are described, with their weights; a `linear` predictor on features."""
     mean = tensors.get("predictor.head.backbone.mean")  # of the features that it learned on
     width = None if mean is None else mean.numel()
     networks = Networks(
-        config=config, classes=classes, domains=domains, in_features=width, pretrained=False
+        config=config,
+        classes=classes,
+        domains=domains,
+        in_features=width,
+        pretrained=False,
+        linear=linear,
     )
 
     def build() -> tuple[Predictor, Embedding | None]:
@@ -327,6 +338,7 @@ class Networks:
     domains: int
     in_features: int | None  # of rows of features; None: images
     pretrained: bool
+    linear: bool = False  # one layer on the features, which rehearsal chose
     world: World = field(default_factory=World)
 
     def build(self) -> tuple[Predictor, Embedding | None]:
@@ -338,6 +350,9 @@ class Networks:
         if choose(config.algorithm, config.hparams).adaptive:
             embedding = self.embedding()
             mu_dim = embedding.dim
+        if self.linear and self.in_features is not None:
+            only = LinearHead(self.in_features, self.classes)
+            return Predictor(identity_backbone(self.in_features), only), embedding
         backbone = self._backbone()
         head = build_head(backbone.features, self.classes, config.model, mu_dim=mu_dim)
         return Predictor(backbone, head), embedding

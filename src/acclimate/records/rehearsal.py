@@ -16,6 +16,7 @@ from acclimate.core.errors import AcclimateError, RunError
 from acclimate.core.text import count, percent, signed
 
 T = TypeVar("T")
+NETWORK = "network"  # the plain head that a run has trained
 LEAST_ERROR = 0.001  # of a mean gain: a few domains that agree do so by chance
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
 TELLS_NOTHING = 0.6  # the width from which an interval of accuracies does
@@ -39,6 +40,11 @@ class Promise:
     domains: int
     beyond_confidence: float | None = None  # accuracy less the confidence: mean over domains,
     spread: float | None = None  # and standard deviation
+
+    # Of a chosen chain: what it gains at the training domains' centre, without an image of the
+    # domain, and with another domain's images instead.
+    neutral: float | None = None
+    other: float | None = None
 
     @property
     def nothing(self) -> bool:
@@ -82,6 +88,9 @@ class Rehearsal:
     labels: tuple[Promise, ...] = ()
     label_strengths: Mapping[int, float] = field(default_factory=dict)
     plain_scale: float = 1.0  # puts the plain logits on the scale of the heads that stood in
+    head: str = NETWORK  # the plain head in use,
+    heads: tuple[Promise, ...] = ()  # and all that were tried, beside the network ("none")
+    another_site: Promise | None = None  # what the last of the sites added to a regression
 
     @property
     def chains(self) -> tuple[str, ...]:
@@ -196,12 +205,50 @@ def verdict(rehearsal: Rehearsal) -> list[str]:
         said.append(
             f"Expected accuracy at a new site: {percent(promise.low)} to {percent(promise.high)} %."
         )
+    said += [*_about_heads(rehearsal), *_next_steps(rehearsal, most)]
     if not rehearsal.exact:
         said.append(
             "The network had seen the rehearsed sites in training, so that a new one may differ "
             "more from them than these numbers say."
         )
     return said
+
+
+def _about_heads(rehearsal: Rehearsal) -> Iterable[str]:
+    """The plain model beside logistic regression on the same features, in a sentence."""
+    if len(rehearsal.heads) > 1:
+        scores = {NETWORK if p.chain == "none" else p.chain: p for p in rehearsal.heads}
+        others = [
+            f"{name} {percent(p.accuracy)} %"
+            for name, p in scores.items()
+            if name != rehearsal.head
+        ]
+        own = percent(scores[rehearsal.head].accuracy)
+        yield (
+            f"The plain model is a {rehearsal.head}: {own} % where a site was held out; on the "
+            f"same features {', '.join(others)}."
+        )
+
+
+def _next_steps(rehearsal: Rehearsal, most: int) -> Iterable[str]:
+    """What would help at a new site, the largest gain first, in a sentence."""
+    steps: list[tuple[Promise, str]] = []
+    for promise in rehearsal.labels:
+        how = "" if steps else "; `acclimate suggest` names the images"
+        steps.append((promise, f"{count(promise.n, 'label')} of it ({gain_text(promise)}{how})"))
+    if rehearsal.another_site is not None:
+        gain = gain_text(rehearsal.another_site)
+        steps.append((rehearsal.another_site, f"one more labelled site to train on ({gain})"))
+    chain = rehearsal.chosen[most]
+    if chain != "none":
+        promise = rehearsal.promise(chain, most)
+        steps.append((promise, f"{most} unlabelled images ({gain_text(promise)})"))
+    sure = [(p, said) for p, said in steps if p.gain > (p.error or math.inf)]
+    if sure:
+        ranked = sorted(sure, key=lambda step: -step[0].gain)
+        yield f"What helps at a new site, in points: {', '.join(said for _, said in ranked)}."
+    elif steps:
+        yield "Neither labels of a new site nor one more site to train on gained beyond noise."
 
 
 def unrehearsed(domains: int) -> str:
@@ -239,8 +286,18 @@ def _paid(rehearsal: Rehearsal, chain: str, most: int) -> str:
     if any(promise.frequencies == "drawn anew" for promise in rehearsal.promises):
         shifted = difference(rehearsal.promise(chain, most, "drawn anew"))
         anew = f" ({shifted} where label frequencies are drawn anew)"
-    came = f"{chain} {'made' if promise.nothing else 'gained'} {difference(promise)}"
+    came = (
+        f"{chain} {'made' if promise.nothing else 'gained'} {difference(promise)}{_parts(promise)}"
+    )
     return f"Rehearsed on {sites}, {came} with {most} unlabelled images{anew}; `adapt` uses {uses}."
+
+
+def _parts(promise: Promise) -> str:
+    """Which part of a gain is the site's own images', in brackets."""
+    if promise.neutral is None or promise.other is None:
+        return ""
+    own = signed(promise.gain - promise.neutral)
+    return f" ({own} by the site's own images, {signed(promise.other)} with another site's)"
 
 
 def _changes(chosen: Mapping[int, str]) -> Iterable[tuple[int, str]]:

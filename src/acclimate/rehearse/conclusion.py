@@ -8,7 +8,7 @@ what it promises at an unseen domain.
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -102,6 +102,29 @@ def conclude_labels(trials: Sequence[Trial]) -> tuple[tuple[Promise, ...], dict[
             promises.append(promise)
             strengths[k] = float(dict(table.best("labels"))["labels.strength"])
     return tuple(promises), strengths
+
+
+def promises_beside(trials: Sequence[Trial]) -> tuple[Promise, ...]:
+    """Each chain of trials of one size beside "none", which comes first."""
+    table = _Table.of(trials)
+    size, kind = trials[0].n, trials[0].frequencies
+    own = (table.promise(chain, size, kind) for chain in table.chains)
+    return tuple(promise for promise in own if promise is not None)
+
+
+def with_controls(rehearsal: Rehearsal, trials: Sequence[Trial]) -> Rehearsal:
+    """A rehearsal whose promises for chosen chains say what the same chain gains without images of
+    the domain ("neutral"), and with another domain's ("other"): trials of these names, by chain."""
+    sizes = {trial.n for trial in trials}
+    beside = {n: promises_beside([trial for trial in trials if trial.n == n]) for n in sizes}
+
+    def known(promise: Promise) -> Promise:
+        if promise.frequencies != "as they are" or rehearsal.chosen.get(promise.n) != promise.chain:
+            return promise
+        gains = {one.chain: one.gain for one in beside.get(promise.n, ())}
+        return replace(promise, neutral=gains.get("neutral"), other=gains.get("other"))
+
+    return replace(rehearsal, promises=tuple(map(known, rehearsal.promises)))
 
 
 def _choose(

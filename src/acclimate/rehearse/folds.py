@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from acclimate.core.progress import unwatched
 from acclimate.core.randomness import stream
@@ -38,7 +37,6 @@ class RehearsalData:
     scored: np.ndarray  # [n] bool: rows that may be held out
     layers: bool  # whether the plain model learned layers of its own on the features
     exact: bool  # whether the backbone has not seen the held-out domains
-    logits: Tensor | None = None  # [n, C] of the trained plain model
     second: bool = True  # whether there is a path by embedding to rehearse
     prior_aware: bool = False
     dropout: float = 0.0

@@ -8,6 +8,7 @@ trained, it has seen them, and the rehearsal says so; unless whole models were t
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.adapt.suggest import spread
 from acclimate.config import SiteConfig
+from acclimate.core.distributed import cores, one_thread
 from acclimate.core.files import json_digest, read_document, write_document
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
@@ -36,9 +38,17 @@ from acclimate.learn.model import Model
 from acclimate.learn.models import Head, Output, Predictor
 from acclimate.learn.models.predictors import PairHead, identity_backbone, on_hidden
 from acclimate.learn.site import LEAST_DOMAINS, Features, Site, fit_plain, fit_site, mean_hidden
-from acclimate.records.rehearsal import Frequencies, Rehearsal
-from acclimate.rehearse.conclusion import Trial, Tried, conclude, conclude_labels
+from acclimate.records.rehearsal import NETWORK, Frequencies, Rehearsal
+from acclimate.rehearse.conclusion import (
+    Trial,
+    Tried,
+    conclude,
+    conclude_labels,
+    promises_beside,
+    with_controls,
+)
 from acclimate.rehearse.folds import (
+    LEAVE_ONE_OUT,
     SIZES,
     Fold,
     RehearsalData,
@@ -47,6 +57,7 @@ from acclimate.rehearse.folds import (
     rehearsal_data,
     sizes,
 )
+from acclimate.rehearse.plain import LIGHT, accuracies, choose_head, fit_regressions
 from acclimate.runs.identity import run_identity
 from acclimate.runs.session import Session
 from acclimate.runs.training import Rehearsed
@@ -88,7 +99,7 @@ def confusion_of(logits: Tensor, labels: Tensor) -> Tensor | None:
 def rehearse_run(
     now: Session, predictor: Predictor, retrained: Retrained | None, folder: Path
 ) -> Rehearsed:
-    """Fit the second path of a finished plain predictor, and rehearse both.
+    """Rehearse a finished plain predictor: choose its head, and fit its second path.
 
     `retrained` has whole models that were trained without some domains. What is finished of it is
     kept in `folder`, by what the run and its weights are, so that a killed rehearsal goes on.
@@ -97,31 +108,46 @@ def rehearse_run(
     weights = tensors_digest(predictor.state_dict().items())
     store = folder / json_digest([run_identity(plan), weights])[:16]
     features, read = extract_features(now, predictor)
-    logits = _logits(predictor.head, features)
-    data = replace(rehearsal_data(plan, features, read), logits=logits)
-    every = range(len(plan.train_domains))
-    new, site = data.new_rows(every), None
+    data = rehearsal_data(plan, features, read)
+    every, heads = range(len(plan.train_domains)), {NETWORK: predictor.head}
+    part, site = features.among(every, data.fitted), None
     if data.second and len(every) > LEAST_DOMAINS:
-        part = features.among(every, data.fitted)
+        now.watch("heads", 0, 1, "all sites")
         site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, store=store)
+
+    def logits_of(name: str) -> Tensor:
+        if name not in heads:
+            heads.update(fit_regressions(part, [name]))
+        return _logits(heads[name], features)
+
     if not data.exact:
         # The backbone has seen the held-out domains, and so may the head: another one would fit the
         # features better or worse, and that would be taken for what adaptation does.
-        head = predictor.head.scaled(1.0 if site is None else _scale(data, site, new))
+        scale = 1.0 if site is None else _scale(data, site, logits_of(NETWORK))
+        head = predictor.head.scaled(scale)
         retrained = lambda fold: (features.x, head)  # noqa: E731
     rehearsal = rehearse(
-        data, config.adapt.site, seed=config.seed, watch=now.watch, retrained=retrained, store=store
+        data,
+        config.adapt.site,
+        seed=config.seed,
+        watch=now.watch,
+        retrained=retrained,
+        store=store,
+        final=logits_of,
     )
     if rehearsal is None:
         return Rehearsed()
-    own = data.unfitted(every)
+    new, own = data.new_rows(every), data.unfitted(every)
+    head = heads[rehearsal.head]
     if site is not None and "embedding" in rehearsal.chains:
         centre = mean_hidden(site.at_centre(), own)
         site = replace(site, scale=rehearsal.plain_scale, centre=centre)
     else:
         site = None
-    confusion = confusion_of(logits[new] / rehearsal.temperatures["none"], features.y[new])
-    return Rehearsed(site, rehearsal, confusion, mean_hidden(predictor.head, own))
+    logits = logits_of(rehearsal.head)[new] / rehearsal.temperatures["none"]
+    confusion = confusion_of(logits, features.y[new])
+    chosen = None if rehearsal.head == NETWORK else head
+    return Rehearsed(site, rehearsal, confusion, mean_hidden(head, own), chosen)
 
 
 def rehearse(
@@ -132,29 +158,70 @@ def rehearse(
     watch: Watch = unwatched,
     retrained: Retrained | None = None,
     store: Path | None = None,
+    final: Callable[[str], Tensor] | None = None,
 ) -> Rehearsal | None:
     """Hold out each domain in turn; None where there are too few domains or images for that.
 
-    The folder `store` has the heads and the trials that are finished.
+    The folder `store` has the heads and the trials that are finished. `final` gives the logits
+    [n, C] of the finished plain model with the head of a name.
     """
     data, folds = make_folds(data, seed)
-    held_out: list[HeldOutDomain] = []
-    for done, fold in enumerate(folds):
-        names = ", ".join(data.names[domain] for domain in fold.held_out)
-        watch("rehearsal", done, len(folds), names[:40])
-        part = store and store / f"fold-{fold.number + 1}"
-        models = _fit_models(data, fold, config, seed, retrained, part)
-        held_out += [HeldOutDomain(data, domain, models) for domain in fold.held_out]
-    watch("rehearsal", len(folds), len(folds), "")
-    if not held_out:
+    if not folds:
         return None
+    with one_thread():
+        fitted = list(_fit_folds(data, folds, config, seed, watch, retrained, store))
+        return _conclusion(data, fitted, seed=seed, watch=watch, store=store, final=final)
+
+
+def _fit_folds(
+    data: RehearsalData,
+    folds: Sequence[Fold],
+    config: SiteConfig,
+    seed: int,
+    watch: Watch,
+    retrained: Retrained | None,
+    store: Path | None,
+) -> Iterator["FoldHeads"]:
+    """What is fitted without the domains of each fold, on a CPU as many folds at a time as it has
+    cores: a fold is too small to be split."""
+
+    def fit(fold: Fold) -> FoldHeads:
+        part = store and store / f"fold-{fold.number + 1}"
+        return _fit_fold(data, fold, config, seed, retrained, part)
+
+    workers = min(cores(), len(folds)) if data.features.x.device.type == "cpu" else 1
+    with ThreadPoolExecutor(workers) as pool:
+        for done, fitted in enumerate(pool.map(fit, folds)):
+            names = ", ".join(data.names[domain] for domain in fitted.fold.held_out)
+            watch("rehearsal", done + 1, len(folds), names[:40])
+            yield fitted
+
+
+def _conclusion(
+    data: RehearsalData,
+    fitted: Sequence["FoldHeads"],
+    *,
+    seed: int,
+    watch: Watch,
+    store: Path | None,
+    final: Callable[[str], Tensor] | None,
+) -> Rehearsal:
+    """The plain head and the chains that did best on the domains that the heads of a fold had not
+    seen."""
+    head, heads = choose_head([trial for fold in fitted for trial in fold.trials])
+    held_out = [
+        HeldOutDomain(data, domain, fold.models[head])
+        for fold in fitted
+        for domain in fold.fold.held_out
+    ]
     losses = {
         start: torch.stack([_losses(domain.logits[start], domain.y) for domain in held_out])
         for start in STARTS
         if all(start in domain.logits for domain in held_out)
     }
     temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
-    louder = _louder(data, [domain.fold for domain in held_out if len(domain.fold.rows)])
+    stood_in = [domain.fold for domain in held_out if len(domain.fold.rows)]
+    louder = 1.0 if final is None else _louder(final(head), stood_in)
     temperatures["none"] *= louder
     trials: list[Trial] = []
     for place, domain in enumerate(held_out):
@@ -170,14 +237,26 @@ def rehearse(
     watch("trials", len(held_out), len(held_out), "")
     idle = () if _frequencies_differ(held_out) else _assuming_label_shift(trials)
     conclusion = conclude(trials, temperatures, exact=data.exact, idle=idle)
-    found = replace(conclusion, plain_scale=1 / louder)
+    another = [trial for fold in fitted for trial in fold.without_a_site]
+    found = replace(
+        conclusion,
+        plain_scale=1 / louder,
+        head=head,
+        heads=heads,
+        another_site=promises_beside(another)[-1] if another else None,
+    )
     labelled: list[Trial] = []
+    controls: list[Trial] = []
     for place, domain in enumerate(held_out):
         watch("labels", place, len(held_out), domain.name)
         file = store and store / f"labels-{place + 1}.json"
         labelled += _once(file, partial(domain.label_trials, found, seed))
+        other = data.held_out((domain.number + 1) % len(data.names))
+        file = store and store / f"controls-{place + 1}.json"
+        controls += _once(file, partial(domain.controls, found, other, seed))
+    watch("labels", len(held_out), len(held_out), "")
     promises, strengths = conclude_labels(labelled)
-    return replace(found, labels=promises, label_strengths=strengths)
+    return replace(with_controls(found, controls), labels=promises, label_strengths=strengths)
 
 
 def _frequencies_differ(held_out: Sequence["HeldOutDomain"]) -> bool:
@@ -204,21 +283,30 @@ def _once(file: Path | None, make: Callable[[], Iterable[Trial]]) -> list[Trial]
     return [Trial(**{**one, "settings": tuple(map(tuple, one["settings"]))}) for one in stored]
 
 
-def _fit_models(
+class FoldHeads(NamedTuple):
+    """What was fitted without the domains of a fold."""
+
+    fold: Fold
+    models: Mapping[str, FoldModels]  # by the name of their plain head
+    trials: Sequence[Trial]  # of plain heads on the held-out domains
+    without_a_site: Sequence[Trial]  # of a regression, "none" without one of the other domains
+
+
+def _fit_fold(
     data: RehearsalData,
     fold: Fold,
     config: SiteConfig,
     seed: int,
     retrained: Retrained | None,
     store: Path | None,
-) -> FoldModels:
+) -> FoldHeads:
     features = data.features
     if retrained is not None:
-        x, head = retrained(fold)
+        x, network = retrained(fold)
         features = replace(features, x=x)
     part = features.among(fold.others, data.fitted & fold.apart)
     if retrained is None:
-        head = fit_plain(
+        network = fit_plain(
             part,
             config,
             layers=data.layers,
@@ -227,20 +315,42 @@ def _fit_models(
             seed=seed,
             store=store,
         )
+    site = None
+    if data.second and len(fold.others) >= LEAST_DOMAINS:
+        names = [data.names[d] for d in fold.others]
+        site = fit_site(part, names, config, seed=seed, store=store)
+    held_out = {data.names[d]: data.held_out(d) for d in fold.held_out}
+    alone = retrained is not None or not data.layers
+    heads = {NETWORK: network} | ({} if alone else fit_regressions(part))
+    trials, fewer = accuracies(heads, features, held_out), list[Trial]()
+    if not alone and 2 < len(data.names) <= LEAVE_ONE_OUT:
+        dropped = fold.others[fold.number % len(fold.others)]
+        others = [d for d in fold.others if d != dropped]
+        rest = features.among(others, data.fitted & fold.apart)
+        pair = {NETWORK: fit_regressions(rest, [LIGHT])[LIGHT], LIGHT: heads[LIGHT]}
+        fewer = accuracies(pair, features, held_out)
+    new = replace(data.unfitted(fold.others), x=features.x)
+    models = {name: _models(data, fold, new, part, head, site) for name, head in heads.items()}
+    return FoldHeads(fold, models, trials, fewer)
+
+
+@torch.no_grad()
+def _models(
+    data: RehearsalData, fold: Fold, new: Features, part: Features, head: Head, site: Site | None
+) -> FoldModels:
+    """A plain head and the second path, fitted on `part`, as models to adapt; `new` are rows of the
+    same domains that no head was fitted on."""
     many = len(fold.others) >= LEAST_DOMAINS
     known = part.prior.tolist(), part.ratios.tolist() if many else None
     backbone = identity_backbone(part.x.shape[1]).to(part.x.device)
-    new = replace(data.unfitted(fold.others), x=features.x)
     centre = mean_hidden(head, new)
     models = {"none": Model(Predictor(backbone, head), None, None, True, *known, centre)}
-    if data.second and many:
-        names = [data.names[d] for d in fold.others]
-        site = fit_site(part, names, config, seed=seed, store=store)
+    if site is not None:
         pair = Predictor(backbone, PairHead(head, site.predictor, (0.5, 0.5))).eval()
         both = torch.cat([centre, mean_hidden(site.at_centre(), new)])
         models["embedding"] = Model(pair, site.embedding, site.table, True, *known, both)
     rows = data.new_rows(fold.others)
-    return FoldModels(features, models, rows, _logits(head, features, rows))
+    return FoldModels(new, models, rows, _logits(head, new, rows))
 
 
 @torch.no_grad()
@@ -256,7 +366,7 @@ class HeldOutDomain:
     @torch.no_grad()
     def __init__(self, data: RehearsalData, domain: int, fold: FoldModels) -> None:
         rows = data.held_out(domain)
-        self.name, self.fold = data.names[domain], fold
+        self.number, self.name, self.fold = domain, data.names[domain], fold
         self.units = data.units[rows]
         self.x, self.y = fold.features.at(rows), fold.features.y[rows]
         self.sizes = sizes(len(np.unique(self.units)))
@@ -380,6 +490,35 @@ class HeldOutDomain:
                 )
 
     @torch.no_grad()
+    def controls(self, found: Rehearsal, other: np.ndarray, seed: int) -> Iterator[Trial]:
+        """Chosen chains at the training domains' centre, without an image of this domain, and with
+        images of the `other` rows, another domain's; beside the plain model."""
+        scored = self.split(stream(seed, "rehearsal", self.name, "as they are", 0))[1]
+        labels = self.y[scored]
+        for n in self.sizes:
+            name = found.chain_for(n)
+            chain = find_chain(name, settings=found.settings_for(name, n))
+            if chain.name == "none" or not len(other):
+                continue
+            model = self.fold.models["embedding" if chain.embedding else "none"]
+            images = Images(self.fold.features.at(other[:n]), self.x.device)
+            predictors = {
+                "none": self.fold.models["none"].predictor,
+                "neutral": model.at(None),
+                "other": adapt_model(model, images, chain)[0],
+            }
+            for control, predictor in predictors.items():
+                right = predictor(self.x[scored]).logits.argmax(1) == labels
+                yield Trial(
+                    domain=self.name,
+                    chain=control,
+                    n=n,
+                    frequencies="as they are",
+                    accuracy=float(right.double().mean()),
+                    scored=len(np.unique(self.units[scored])),
+                )
+
+    @torch.no_grad()
     def adapted(self, chain: Chain, seen: np.ndarray) -> tuple[Predictor, Tensor]:
         """What `chain` makes of the images `seen`: a classifier of the hidden layer, and that layer
         of all rows [rows, h]."""
@@ -433,25 +572,25 @@ def _temperature(losses: Tensor) -> float:
 
 
 @torch.no_grad()
-def _scale(data: RehearsalData, site: Site, new: np.ndarray) -> float:
-    """How much larger the logits of the conditioned head are than those of the plain model, on new
-    rows of the domains that both know: with it both count alike. Labels play no part."""
-    assert data.logits is not None
-    conditioned = torch.zeros_like(data.logits)
+def _scale(data: RehearsalData, site: Site, logits: Tensor) -> float:
+    """How much larger the logits of the conditioned head are than those of the plain model [n, C],
+    on new rows of the domains that both know: with it both count alike. Labels play no part."""
+    new = data.new_rows(range(len(data.names)))
+    conditioned = torch.zeros_like(logits)
     for mu, rows in zip(site.table.means, data.features.domains, strict=True):
         own = rows[np.isin(rows, new)]
         head = site.predictor.fold(mu.to(conditioned.device)).eval()
         conditioned[own] = head(data.features.at(own)).logits
-    plain = _spread(data.logits[new]) if len(new) else 0.0
+    plain = _spread(logits[new]) if len(new) else 0.0
     return _bounded(_spread(conditioned[new]) / plain) if plain else 1.0
 
 
-def _louder(data: RehearsalData, known: Sequence[FoldModels]) -> float:
-    """How much larger the logits of the plain model itself are than those of the heads that stood
-    in for it, on new rows of domains that both know: labels play no part."""
-    if data.logits is None or not known:
+def _louder(logits: Tensor, known: Sequence[FoldModels]) -> float:
+    """How much larger the `logits` [n, C] of the plain model itself are than those of the heads
+    that stood in for it, on new rows of domains that both know: labels play no part."""
+    if not known:
         return 1.0
-    own = fmean(_spread(data.logits[fold.rows]) for fold in known)
+    own = fmean(_spread(logits[fold.rows]) for fold in known)
     stood_in = fmean(_spread(fold.logits) for fold in known)
     return _bounded(own / max(stood_in, 1e-9))
 

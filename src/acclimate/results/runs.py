@@ -17,9 +17,12 @@ from acclimate.records.rehearsal import Rehearsal
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder, sweeps_below
 
+CONTROLS = ("wrong-embedding", "auto-neutral", "auto-other")
 SUFFIXES = {
     "none": ", not adapted",
     "wrong-embedding": ", wrong domain's embedding",
+    "auto-neutral": ", auto without an image of the domain",
+    "auto-other": ", auto with another domain's images",
     "oracle-prior": " + true label frequencies (oracle)",
     "oracle-truth": " + all that is true of the domain (oracle)",
 }
@@ -55,7 +58,7 @@ class Key:
         """ "method", "control" (meant to fail) or "ceiling" (knows what no method may know)."""
         if self.method.startswith("oracle-"):
             return "ceiling"
-        return "control" if self.method == "wrong-embedding" else "method"
+        return "control" if self.method in CONTROLS else "method"
 
     @property
     def label(self) -> str:

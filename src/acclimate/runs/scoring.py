@@ -58,6 +58,7 @@ class Candidate:
     predictor: Predictor | None  # plain, or folded; None: too few images, so nothing is scored
     adapted_on: str | None = None
     adapt_n: int | None = None
+    chain: str = "none"  # that `auto` has used
 
 
 def validate(subject: Subject, step: int) -> Validated:
@@ -158,7 +159,40 @@ def _candidates(subject: Subject, domain: str, methods: Sequence[str]) -> Iterat
         yield _with_true_prior(subject, domain)
     for method in methods:
         assert images is not None
-        yield _by_method(subject, domain, method, images)
+        own = _by_method(subject, domain, method, images)
+        yield own
+        if method == "auto":
+            yield from _auto_controls(subject, domain, own)
+
+
+def _auto_controls(subject: Subject, domain: str, auto: Candidate) -> Iterator[Candidate]:
+    """The chain that `auto` has used without an image of the domain, at the training domains'
+    centre, and with images of a random other domain."""
+    trained, config = subject.trained, subject.plan.config.adapt
+    assert trained is not None
+    neutral = replace(auto, method="auto-neutral", adapted_on=None, adapt_n=None)
+    other = replace(auto, method="auto-other")
+    if auto.chain != "none":
+        stored, good = subject.source.take(_images_of_another(subject, domain))
+        images = Images(stored[torch.from_numpy(good)], subject.world.device)
+        chain = chain_for(trained.rehearsal, auto.chain, len(images), config)
+        model = trained.start(embedding=chain.embedding)
+        neutral = replace(neutral, predictor=model.at(None))
+        other = replace(other, predictor=adapt_model(model, images, chain)[0], adapt_n=len(images))
+    yield from (neutral, other)
+
+
+def _images_of_another(subject: Subject, domain: str) -> np.ndarray:
+    """Rows to adapt on of a random other unseen domain, or of a training domain where there is no
+    other."""
+    plan = subject.plan
+    others = [name for name in (*plan.val_domains, *plan.test_domains) if name != domain]
+    names = others or list(plan.train_domains)
+    name = names[int(stream(plan.config.seed, "wrong", domain).integers(len(names)))]
+    if others:
+        return split_domain(plan, name)[0]
+    rows = plan.manifest.one_row_each(plan.manifest.rows(domain=name))
+    return sample_rows(rows, plan.config.adapt.points, plan.config.seed, name)
 
 
 def state_of(subject: Subject, domain: str, images: Images | None = None) -> DomainState | None:
@@ -241,7 +275,7 @@ def _by_method(subject: Subject, domain: str, method: str, images: Images) -> Ca
         predictor, _ = adapt(chain)
     if used == "none":
         return Candidate(method, predictor)
-    return Candidate(method, predictor, config.source, len(images))
+    return Candidate(method, predictor, config.source, len(images), used)
 
 
 def _adapt(

@@ -4,6 +4,7 @@ Step A can be a job of its own, whose Φ many runs then share.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from acclimate.adapt.methods import scored_chains
 from acclimate.config import RunConfig
+from acclimate.core.distributed import one_thread
 from acclimate.core.errors import RunError
 from acclimate.core.files import write_document
 from acclimate.core.progress import Watch, unwatched
@@ -33,7 +35,7 @@ from acclimate.learn.embeddings.state import (
     save_embedding,
 )
 from acclimate.learn.model import Model, Trained, on_features_of
-from acclimate.learn.models import Predictor
+from acclimate.learn.models import Head, Predictor
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     CONSISTENCY,
@@ -64,6 +66,7 @@ class Rehearsed(NamedTuple):
     rehearsal: Rehearsal | None = None
     confusion: Tensor | None = None  # [C, C] of the plain model on new images of its own domains
     centre: Tensor | None = None  # [h] its mean hidden layer there
+    head: Head | None = None  # on the features, in the place of the predictor's own
 
 
 After = Callable[[Session, Predictor], Rehearsed]
@@ -115,10 +118,12 @@ def train(
             subject = Subject(plan, now.source, world, start)
             means = None if table is None else table.means.float().to(world.device)
             objective = plan.objective(learned, world).to(world.device)
-            position = train_predictor(now, objective, partial(validate, subject), means)
-            # The model, with what rehearsal adds: before scoring, so that it is kept whatever fails
-            # there.
-            trained = _save(now, start, after)
+            alone = plan.on_features and world.device.type == "cpu"
+            with one_thread() if alone else nullcontext():
+                position = train_predictor(now, objective, partial(validate, subject), means)
+                # The model, with what rehearsal adds: before scoring, so that it is kept whatever
+                # fails there.
+                trained = _save(now, start, after)
             # Final scores.
             final = Subject.of(trained, plan, now.source, world)
             _finish(now, replace(final, states=subject.states), position)
@@ -271,6 +276,8 @@ def _save(now: Session, start: Model, after: After | None) -> Trained:
     rehearsed = Rehearsed()
     if after is not None and world.main:  # one process: others might choose otherwise
         rehearsed = after(now, start.predictor)
+        if rehearsed.head is not None:
+            start = start._replace(predictor=Predictor(start.predictor.backbone, rehearsed.head))
     trained = Trained(
         config=plan.config,
         classes=plan.classes,
