@@ -225,7 +225,7 @@ class TrainConfig:
 class SiteConfig:
     """How heads are fitted on features, in rehearsal and for the model itself."""
 
-    steps: int = setting(400, "optimiser steps of each head", at_least=1)
+    steps: int = setting(200, "optimiser steps of each head", at_least=1)
     batch: int = setting(
         512, "rows in a step at most; few rows are passed over 30 times and no more", at_least=2
     )
