@@ -36,6 +36,7 @@ from acclimate.learn.model import Model
 from acclimate.learn.models import Head, Output, Predictor
 from acclimate.learn.models.predictors import PairHead, identity_backbone, on_hidden
 from acclimate.learn.site import LEAST_DOMAINS, Features, Site, fit_plain, fit_site, mean_hidden
+from acclimate.records.doubt import count_answers, scores_of
 from acclimate.records.rehearsal import Frequencies, Rehearsal
 from acclimate.rehearse.conclusion import Trial, Tried, conclude, conclude_labels
 from acclimate.rehearse.folds import (
@@ -324,19 +325,21 @@ class HeldOutDomain:
 
     def _adapt(self, seen: np.ndarray, scored: np.ndarray, kind: Frequencies) -> Iterator[Trial]:
         """Every chain from the images `seen`, scored on the rows `scored`."""
-        labels = self.y.cpu()[scored]
+        labels, prior = self.y.cpu()[scored], self.fold.models["none"].label_prior
 
         def trial(chain: str, logits: Tensor, settings: Tried = ()) -> Trial:
-            rows = logits.double().cpu()
+            rows = logits.double().cpu().softmax(1)
+            right = rows[scored].argmax(1) == labels
             sure = all(method.probabilities for method in find_chain(chain).methods.values())
             return Trial(
                 domain=self.name,
                 chain=chain,
                 n=len(seen),
                 frequencies=kind,
-                accuracy=float((rows[scored].argmax(1) == labels).double().mean()),
+                accuracy=float(right.double().mean()),
                 scored=len(np.unique(self.units[scored])),
-                confidence=float(rows[seen].softmax(1).amax(1).mean()) if sure else None,
+                scores=scores_of(rows[seen].numpy(), prior) if sure else {},
+                answers=count_answers(rows[scored].amax(1).numpy(), right.numpy()) if sure else (),
                 settings=settings,
             )
 
