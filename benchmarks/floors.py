@@ -11,10 +11,10 @@ of features (covariate), in which of two classes is called which (conditional), 
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_softmax, softmax, stdtrit
@@ -24,7 +24,7 @@ from sklearn.linear_model import LogisticRegression
 
 from acclimate.core.randomness import stream
 from acclimate.core.text import DASH, percent
-from acclimate.records.doubt import TARGETS, answer_for, count_answers, scores_of
+from acclimate.records.doubt import TARGETS, Answer, Forecast, answer_for, count_answers, scores_of
 from acclimate.rehearse.conclusion import Trial, conclude
 from pages import fill, made
 
@@ -37,22 +37,18 @@ NEW = 5  # new sites of a case
 TEMPERATURES = np.logspace(-1, 1, 41)
 Data = tuple[np.ndarray, np.ndarray]  # features [n, d] and labels [n]
 Site = Callable[[int], Data]
+Answered = tuple[float, float | None]
 
 
 class Met(NamedTuple):
     """A new site, and what was promised of it."""
 
-    family: str
-    sites: int  # that were held out
-    case: tuple[str, int, int]
+    case: tuple[str, int, int]  # family, sites that were held out, seed
     accuracy: float
-    expected: float
-    floor: float
-    anywhere: float  # from the point down to the floor, without a look at the site's images
-    width: float  # of the two-sided interval, as promised before,
-    down: float  # and how far it reached down
-    by: str
-    answers: tuple[tuple[float, float] | None, ...]  # share answered and right, for each target
+    expected: Forecast
+    anywhere: Forecast  # without a look at the site's images
+    before: tuple[float, float, float]
+    answers: list[Answered | None]  # for each target
 
 
 class Family:
@@ -140,11 +136,20 @@ def rehearse(data: Sequence[Data], prior: np.ndarray) -> tuple[list[Trial], floa
     return trials, float(TEMPERATURES[table.sum(0).argmin()])
 
 
-def reach(accuracies: Sequence[float]) -> float:
-    """Half the width of a two-sided 90 % interval by Student's t, as promised before."""
-    m = len(accuracies)
-    spread = max(float(np.std(accuracies, ddof=1)), 0.01)
-    return float(stdtrit(m - 1, 0.95) * spread * np.sqrt(1 + 1 / m))
+def before(trials: Sequence[Trial], confidence: float) -> tuple[float, float, float]:
+    """The two-sided 90 % interval by Student's t that was promised before, with its middle: of
+    accuracies, or of accuracies less confidences where that is narrower."""
+    accuracies = np.array([trial.accuracy for trial in trials])
+    beyond = accuracies - [trial.scores["mean confidence"] for trial in trials]
+    m = len(trials)
+    wide, narrow = (
+        stdtrit(m - 1, 0.95) * max(own.std(ddof=1), 0.01) * np.sqrt(1 + 1 / m)
+        for own in (accuracies, beyond)
+    )
+    middle, half = accuracies.mean(), wide
+    if narrow < wide:
+        middle, half = np.clip(confidence + beyond.mean(), 0, 1), narrow
+    return float(max(middle - half, 0.0)), float(middle), float(min(middle + half, 1.0))
 
 
 def meet(kind: str, sites: int, seed: int) -> Iterator[Met]:
@@ -155,101 +160,88 @@ def meet(kind: str, sites: int, seed: int) -> Iterator[Met]:
     prior = np.mean(labels, axis=0)
     trials, temperature = rehearse(data, prior)
     promise = conclude(trials, {}, exact=True).promise("none", SEEN)
-    known = [answer_for(promise.answers, target) for target in TARGETS]
-    half, anywhere = reach([t.accuracy for t in trials]), promise.expected()
-    head = fit(data)
+    anywhere, head = promise.expected(), fit(data)
     for _ in range(NEW):
         site = family.site()
         x, _ = site(SEEN)
-        expected = promise.expected(scores_of(softmax(head(x) / temperature, axis=1), prior))
+        scores = scores_of(softmax(head(x) / temperature, axis=1), prior)
         x, y = site(SCORED)
         rows = softmax(head(x) / temperature, axis=1)
         sure, right = rows.max(1), rows.argmax(1) == y
+        expected = promise.expected(scores)
         assert expected is not None and anywhere is not None
         yield Met(
-            kind,
-            sites,
             (kind, sites, seed),
             float(right.mean()),
-            expected.accuracy,
-            expected.floor,
-            anywhere.accuracy - anywhere.floor,
-            min(promise.accuracy + half, 1.0) - max(promise.accuracy - half, 0.0),
-            min(half, promise.accuracy),
-            expected.by,
-            tuple(
-                None
-                if one is None
-                else (
-                    float((own := sure >= one.threshold).mean()),
-                    float(right[own].mean() if own.any() else np.nan),
-                )
-                for one in known
-            ),
+            expected,
+            anywhere,
+            before(trials, scores["mean confidence"]),
+            [answered(sure, right, answer_for(promise.answers, target)) for target in TARGETS],
         )
+
+
+def answered(sure: np.ndarray, right: np.ndarray, answer: Answer | None) -> Answered | None:
+    """The share of images that are answered, and the share of answers that are right."""
+    if answer is None:
+        return None
+    own = sure >= answer.threshold
+    return float(own.mean()), float(right[own].mean()) if own.any() else None
 
 
 def share(kept: Sequence[Met], true: Callable[[Met], float]) -> str:
     """In percent, with the standard error over cases: sites of a case are promised one thing."""
-    cases: dict[tuple[str, int, int], list[float]] = {}
+    cases: dict[Any, list[float]] = {}
     for met in kept:
         cases.setdefault(met.case, []).append(true(met))
     means = [fmean(own) for own in cases.values()]
     return f"{percent(fmean(means))} ± {percent(float(np.std(means, ddof=1)) / len(means) ** 0.5)}"
 
 
+FLOORS: dict[str, Callable[[Sequence[Met]], str]] = {
+    "cases": lambda kept: str(len(kept)),
+    "above the floor, %": lambda kept: share(kept, lambda met: met.accuracy >= met.expected.floor),
+    "floor below the point": lambda kept: mean(
+        m.expected.accuracy - m.expected.floor for m in kept
+    ),
+    "… without images": lambda kept: mean(m.anywhere.accuracy - m.anywhere.floor for m in kept),
+    "by a score, %": lambda kept: mean(m.expected.by != "" for m in kept),
+    "true less point": lambda kept: mean(m.accuracy - m.expected.accuracy for m in kept),
+    "before: inside, %": lambda kept: share(
+        kept, lambda met: met.before[0] <= met.accuracy <= met.before[2]
+    ),
+    "width": lambda kept: mean(m.before[2] - m.before[0] for m in kept),
+    "down": lambda kept: mean(m.before[1] - m.before[0] for m in kept),
+}
+
+
+def mean(values: Iterable[float]) -> str:
+    return f"{100 * fmean(values):.1f}"
+
+
 def floors(found: Sequence[Met]) -> Iterator[list[str]]:
-    yield [
-        "sites that differ in",
-        "cases",
-        "above the floor, %",
-        "two-sided width before",
-        "down",
-        "floor below the point",
-        "with images",
-        "by a score, %",
-    ]
+    yield ["sites that differ in", *FLOORS]
     for name, kept in groups(found):
-        yield [
-            name,
-            str(len(kept)),
-            share(kept, lambda met: met.accuracy >= met.floor),
-            *(
-                percent(fmean(values))
-                for values in zip(
-                    *((m.width, m.down, m.anywhere, m.expected - m.floor) for m in kept),
-                    strict=True,
-                )
-            ),
-            percent(fmean(met.by != "" for met in kept)),
-        ]
+        yield [name, *(value(kept) for value in FLOORS.values())]
 
 
 def thresholds(found: Sequence[Met]) -> Iterator[list[str]]:
+    """A cell for each target, in percent: sites with a promise; of these, the images answered, the
+    answers that are right on average, and the sites that reach the target."""
     yield ["sites that differ in", *(f"{percent(target)} %" for target in TARGETS)]
     for name, kept in groups(found):
-        yield [
-            name,
-            *(
-                cell([m.answers[place] for m in kept], target)
-                for place, target in enumerate(TARGETS)
-            ),
-        ]
+        columns = zip(*(met.answers for met in kept), strict=True)
+        cells = (cell(column, target) for column, target in zip(columns, TARGETS, strict=True))
+        yield [name, *cells]
 
 
-def cell(answers: Sequence[tuple[float, float] | None], target: float) -> str:
-    """In percent: sites with a promise; of these, the share of images answered, the answers that
-    are right on average, and the sites that reach the target."""
+def cell(answers: Sequence[Answered | None], target: float) -> str:
     given = [one for one in answers if one is not None]
-    if not given:
+    right = [right for _, right in given if right is not None]
+    if not right:
         return DASH
-    right = [own for _, own in given if not np.isnan(own)]
-    kept = fmean(own >= target for own in right)
-    return " / ".join(
-        map(
-            percent, (len(given) / len(answers), fmean(own for own, _ in given), fmean(right), kept)
-        )
-    )
+    kept = mean(one >= target for one in right)
+    shares = mean(one for one, _ in given)
+    return " / ".join((percent(len(given) / len(answers)), shares, mean(right), kept))
 
 
 def groups(found: Sequence[Met]) -> Iterator[tuple[str, list[Met]]]:
@@ -257,10 +249,10 @@ def groups(found: Sequence[Met]) -> Iterator[tuple[str, list[Met]]]:
     for kind in FAMILIES:
         yield (
             {"none": "nothing", "all": "all of these"}.get(kind, kind),
-            [m for m in found if m.family == kind],
+            [m for m in found if m.case[0] == kind],
         )
     for sites in SITES:
-        yield f"{sites} sites", [m for m in found if m.sites == sites]
+        yield f"{sites} sites", [m for m in found if m.case[1] == sites]
 
 
 def main() -> None:

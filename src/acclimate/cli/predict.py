@@ -57,6 +57,9 @@ def predict(
         raise ConfigError("--adapt makes a state and --domain gives one; use one of them")
     if at_least is not None and unsure_below is not None:
         raise ConfigError("--at-least chooses a threshold and --unsure-below gives one; use one")
+    for flag, value in (("--at-least", at_least), ("--unsure-below", unsure_below)):
+        if value is not None and not 0 < value < 1:
+            raise ConfigError(f"{flag} {value:g}: give a share between 0 and 1, e.g. 0.95")
     check_out(out, "table of predictions", (run, domain, *images))
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
@@ -77,7 +80,7 @@ def predict(
             f"these are the plain model's predictions; rehearsal says that adapting to "
             f"{len(rows)} images pays: add --adapt"
         )
-    if at_least is not None or unsure_below is not None:
+    if (at_least, unsure_below) != (None, None):
         notes.append(
             f"{percent(rows.answered)} % of images have a label: confidence {below:g} or more"
         )
