@@ -106,12 +106,8 @@ def rehearsal_of(run: Path) -> dict[str, Any]:
     """What `train` wrote of its rehearsal, less the words."""
     found = json.loads((run / "rehearsal.json").read_text())
     numbers = ("chain", "n", "frequencies", "gain", "error", "accuracy", "domains")
-    lists = ("forecasts", "answers")
     promises = [
-        [
-            *(one[key] for key in numbers),
-            *([[*part.values()] for part in one[key]] for key in lists),
-        ]
+        [*(one[key] for key in numbers), [[*part.values()] for part in one["forecasts"]]]
         for one in found["promises"]
     ]
     strengths = {
