@@ -461,7 +461,7 @@ def test_a_held_out_domain_is_calibrated_by_the_others(monkeypatch: pytest.Monke
     def watched(domain: Any, *args: Any) -> Any:
         own = list(trials(domain, *args))
         plain = [t for t in own if (t.chain, t.frequencies) == ("none", "as they are")]
-        sure[domain.name] = [trial.confidence for trial in plain]
+        sure[domain.name] = [trial.scores["mean confidence"] for trial in plain]
         return own
 
     monkeypatch.setattr(module.HeldOutDomain, "trials", watched)

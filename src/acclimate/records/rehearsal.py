@@ -81,7 +81,7 @@ class Rehearsal:
     @property
     def chains(self) -> tuple[str, ...]:
         """Those that were rehearsed, the simpler first."""
-        return tuple(sorted({promise.chain for promise in self.promises}, key=simplicity))
+        return tuple(sorted(dict.fromkeys(p.chain for p in self.promises), key=simplicity))
 
     def chain_for(self, n: int) -> str:
         """What to do with `n` images: as rehearsed with the most that were not more."""

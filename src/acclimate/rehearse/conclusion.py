@@ -183,7 +183,7 @@ class _Table:
             domains,
             tuple(sorted(n for n, able in held_out.items() if 2 * len(able) >= len(domains))),
             tuple(dict.fromkeys(t.frequencies for t in trials)),
-            tuple(sorted({trial.chain for trial in trials}, key=simplicity)),
+            tuple(sorted(dict.fromkeys(t.chain for t in trials), key=simplicity)),
             {key: _cell(own) for key, own in draws.items()},
         )
 
