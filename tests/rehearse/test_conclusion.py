@@ -386,7 +386,7 @@ def test_the_verdict_says_what_sure_images_promise() -> None:
     counts = ((1000, 930), (800, 790), (600, 600)) + ((0, 0),) * (len(THRESHOLDS) - 3)
     found = concluded([replace(trial, answers=counts) for trial in trials({})])
     assert verdict(found)[-1] == (
-        "Sure images alone: `predict --at-least` can promise 90.0 % right (100.0 % of images "
+        "With sure images alone, `predict --at-least` can promise 90.0 % right (100.0 % of images "
         "answered), 95.0 % right (80.0 % of images answered), 98.0 % right (80.0 % of images "
         "answered), 99.0 % right (60.0 % of images answered)."
     )

@@ -308,7 +308,7 @@ def sure_answer(trained: Trained, state: DomainState | None, at_least: float) ->
         raise ConfigError(
             f"no threshold of confidence promises {percent(at_least)} % right: rehearsal on "
             f"{count(promise.domains, 'site')} promises {percent(best.right)} % at most (at "
-            f"{best.threshold:g}, {percent(best.share)} % of images answered); ask for no more, or "
-            f"train on more sites"
+            f"{best.threshold:g}, {percent(best.share)} % of images answered); ask for that or "
+            f"less, or train on more sites"
         )
     return answer

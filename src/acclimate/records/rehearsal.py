@@ -212,7 +212,7 @@ def _about_answers(promise: Promise) -> str:
     if not able:
         return f"`predict --at-least` cannot promise {percent(TARGETS[0])} % right answers."
     end = "" if least is None else f", and not {percent(least)} %"
-    return f"Sure images alone: `predict --at-least` can promise {', '.join(able)}{end}."
+    return f"With sure images alone, `predict --at-least` can promise {', '.join(able)}{end}."
 
 
 def unrehearsed(domains: int) -> str:

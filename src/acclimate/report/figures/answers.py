@@ -24,10 +24,10 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         came = true_answers(rows.where(rows.method == "auto"), check.domains)
         yield Illustration(
             "Sure images alone",
-            f"{of_data(dataset, len(report.runs_by_dataset))}Answers where the confidence reaches "
-            "a threshold, from none on the right: the share of images answered against the share "
-            "of answers that are right. Promised: mean over held-out training domains, less one "
-            "standard error. True: mean over unseen test domains "
+            f"{of_data(dataset, len(report.runs_by_dataset))}Only images whose confidence "
+            "reaches a threshold are answered; thresholds rise from right to left. Promised: mean "
+            "over held-out training domains, less one standard error. True: mean over unseen test "
+            "domains "
             f"({check.promise.chain}, run {run.name}).",
             draw(check.promise.answers, came),
         )
