@@ -328,8 +328,9 @@ class HeldOutDomain:
         labels, prior = self.y.cpu()[scored], self.fold.models["none"].label_prior
 
         def trial(chain: str, logits: Tensor, settings: Tried = ()) -> Trial:
-            rows = logits.double().cpu().softmax(1)
+            rows = logits.double().cpu()
             right = rows[scored].argmax(1) == labels
+            likeliest = rows[scored].softmax(1).amax(1)
             sure = all(method.probabilities for method in find_chain(chain).methods.values())
             return Trial(
                 domain=self.name,
@@ -338,8 +339,8 @@ class HeldOutDomain:
                 frequencies=kind,
                 accuracy=float(right.double().mean()),
                 scored=len(np.unique(self.units[scored])),
-                scores=scores_of(rows[seen].numpy(), prior) if sure else {},
-                answers=count_answers(rows[scored].amax(1).numpy(), right.numpy()) if sure else (),
+                scores=scores_of(rows[seen].softmax(1).numpy(), prior) if sure else {},
+                answers=count_answers(likeliest.numpy(), right.numpy()) if sure else (),
                 settings=settings,
             )
 
