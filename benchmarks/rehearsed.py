@@ -104,12 +104,12 @@ def line(result: unseen.Row) -> str:
         if (rows := [r for r in of(result) if r["method"] == method])
     }
     (auto,) = (p for p in result["promises"] if (p["chain"], p["n"]) == ("auto", result["n"]))
-    low, high = auto["expected"]
     return (
         f"{', '.join(result['unseen']) or result['data']:14} seed {result['seed']}  plain "
         f"{percent(mean['none'])}  auto {percent(mean['auto'])} by {used(result)} (promised "
-        f"{signed(auto['gain'])}, came {signed(auto['true'])})  expected {percent(low)} to "
-        f"{percent(high)}  true frequencies {percent(mean['oracle-prior'])}"
+        f"{signed(auto['gain'])}, came {signed(auto['true'])})  expected "
+        f"{percent(auto['expected'])}, at least {percent(auto['floor'])}  true "
+        f"frequencies {percent(mean['oracle-prior'])}"
     )
 
 

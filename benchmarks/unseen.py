@@ -175,7 +175,11 @@ def promises(found: Rehearsal, rows: Sequence[Row]) -> Iterator[Row]:
 def _kept(promise: Promise, gains: Mapping[str, float]) -> Row:
     """A promise beside what came of it. `low` and `high` are for the mean over these domains, and
     `inside` is the share of them that lie where a single one was expected."""
-    one, every = promise.expected_gain(), promise.expected_gain(len(gains))
+    one, every, expected = (
+        promise.expected_gain(),
+        promise.expected_gain(len(gains)),
+        promise.expected(),
+    )
     true = Estimate.of(gains.values())
     assert true is not None
     return {
@@ -190,7 +194,8 @@ def _kept(promise: Promise, gains: Mapping[str, float]) -> Row:
         "true_error": true.se,
         "inside": None if one is None else fmean(one[0] <= g <= one[1] for g in gains.values()),
         "domains": len(gains),
-        "expected": [promise.low, promise.high],
+        "expected": None if expected is None else expected.accuracy,
+        "floor": None if expected is None else expected.floor,
     }
 
 

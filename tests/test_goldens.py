@@ -105,9 +105,11 @@ def test_adapted_predictions(kind: str, golden: Golden) -> None:
 def rehearsal_of(run: Path) -> dict[str, Any]:
     """What `train` wrote of its rehearsal, less the words."""
     found = json.loads((run / "rehearsal.json").read_text())
-    numbers = ("chain", "n", "frequencies", "gain", "error", "accuracy", "low", "high", "domains")
-    more = ("beyond_confidence", "spread")
-    promises = [[promise[key] for key in (*numbers, *more)] for promise in found["promises"]]
+    numbers = ("chain", "n", "frequencies", "gain", "error", "accuracy", "domains")
+    promises = [
+        [*(one[key] for key in numbers), [[*part.values()] for part in one["forecasts"]]]
+        for one in found["promises"]
+    ]
     strengths = {
         chain: settings.get("prior.strength", "learned")
         for chain, settings in found["settings"].items()
@@ -121,8 +123,10 @@ def adapted(run: Path, images: Any) -> list[Any]:
     trained, sites = Trained.load(run), []
     for count in (2, 8, 40):
         site: Adapted = adapt(trained, images[:count])
-        expected = None if site.trust is None else site.trust.expected_accuracy
-        sites.append([site.method, expected, site.predict_proba(images[40:43])])
+        trust = site.trust
+        expected = None if trust is None else trust.expected_accuracy
+        ends = None if expected is None else [expected.accuracy, expected.floor, expected.by]
+        sites.append([site.method, ends, site.predict_proba(images[40:43])])
     return sites
 
 

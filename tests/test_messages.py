@@ -51,6 +51,8 @@ COMMANDS = [
     "adapt empty nowhere --out site.safetensors",
     "adapt empty photos --set train.steps=3 --out site.safetensors",
     "predict empty photos --adapt --domain site.safetensors --out p.csv",
+    "predict empty photos --at-least 98 --out p.csv",
+    "predict empty photos --at-least 0.98 --unsure-below 0.9 --out p.csv",
     "evaluate empty",
     "evaluate empty --method tent",
     "export empty --out site.npz",

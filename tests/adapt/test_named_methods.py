@@ -17,13 +17,14 @@ from acclimate.learn.model import Model, Trained
 from acclimate.learn.models import Predictor
 from acclimate.learn.models.predictors import identity_backbone
 from acclimate.learn.site import Features, fit_plain
+from acclimate.records.doubt import Forecast
 from acclimate.records.rehearsal import Promise, Rehearsal
 from fixtures.models import make_trained
 
 ROWS = np.random.default_rng(3).normal(size=(60, 5)).astype(np.float32)
 FOUND = {"prior.strength": 40.0}
 BY_HAND = {"prior.temperature": 3.0, **FOUND}  # as rehearsal calibrated the model
-
+NEXT = Forecast(accuracy=0.7, floor=0.6)
 
 WARM = {"none": 3.0, "embedding": 0.5}
 assert_close = partial(np.testing.assert_allclose, atol=1e-5)
@@ -34,7 +35,7 @@ def rehearsed(**gains: float) -> Trained:
     trained = make_trained("features")
     facts: dict[str, Any] = {"frequencies": "as they are", "accuracy": 0.7, "domains": 4}
     promises = tuple(
-        Promise(chain=chain, n=n, gain=gain, error=0.002, low=0.6, high=0.8, **facts)
+        Promise(chain=chain, n=n, gain=gain, error=0.002, forecasts=(NEXT,), **facts)
         for n, own in ((5, gains["few"]), (20, gains["more"]))
         for chain, gain in (("none", 0.0), ("prior", own))
     )
@@ -119,7 +120,7 @@ def test_a_strength_of_the_user_is_not_lost_on_what_sites_showed() -> None:
 def test_it_says_what_rehearsal_said(n: int, notes: list[str]) -> None:
     site = adapt(rehearsed(few=-0.007, more=0.04), ROWS[:n], method="prior")
     assert list(site.notes) == notes
-    assert site.trust is not None and site.trust.expected_accuracy is not None
+    assert site.trust is not None and site.trust.expected_accuracy == NEXT
     plain = adapt(
         make_trained("features"),
         ROWS[:n],

@@ -16,6 +16,7 @@ from PIL import Image
 from acclimate.cli import adapt as adapt_command
 from acclimate.cli.list import Catalogue
 from acclimate.data.manifest import Manifest
+from acclimate.records.doubt import Forecast
 from fixtures.settings import TINY, as_flags
 
 Result = tuple[int, str, str]
@@ -297,7 +298,7 @@ def test_names_that_would_break_a_table_or_a_terminal(
     assert {row["label"] for name, row in rows.items() if b"bad" not in name} <= {"red", "blue"}
 
 
-@pytest.mark.parametrize(("low", "high", "told"), [(0.4, 0.99, True), (0.2, 0.9, False)])
-def test_adapt_tells_no_range_that_says_nothing(low: float, high: float, told: bool) -> None:
-    line = adapt_command.expected_line(low, high)
-    assert ("90 % interval" in line and "40.0" in line and "99.0" in line) == told
+@pytest.mark.parametrize(("floor", "told"), [(0.65, True), (0.55, False)])
+def test_adapt_tells_no_floor_that_says_nothing(floor: float, told: bool) -> None:
+    line = adapt_command.expected_line(Forecast(accuracy=0.9, floor=floor, by="mean confidence"))
+    assert ("90.0 % by mean confidence" in line and "at least 65.0 %" in line) == told

@@ -1,5 +1,6 @@
 """The road of somebody with folders of photographs, who names no algorithm."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 
 from acclimate.adapt.choice import MethodChoice
 from acclimate.data.manifest import Manifest
+from acclimate.records.doubt import Answer
 from acclimate.records.folder import RunFolder
+from acclimate.records.rehearsal import Promise
 from fixtures.settings import TINY, as_flags
 
 SITE = {"adapt.site.steps": 5, "adapt.site.width": 8, "adapt.site.dim": 4}
@@ -119,6 +122,55 @@ def test_predict_says_where_adapting_would_pay_and_adapts(
     _, out, _ = cli("predict", quick, unlabelled, "--domain", site, "--out", table)
     assert f"changes: adaptation changed {100 * moved / 12:.1f} % of predictions ({moved} " in out
     assert table.read_text().splitlines() == adapted
+
+
+PROMISED: dict[str, Any] = {"chain": "none", "n": 5, "frequencies": "as they are", "gain": 0.0}
+PROMISED |= {"error": 0.0, "accuracy": 0.9, "domains": 4}
+
+
+def test_predict_leaves_what_is_not_sure_without_a_label(
+    cli: Any, quick: Path, unlabelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, place = tmp_path / "p.csv", (quick, unlabelled, "--out", tmp_path / "p.csv")
+    _, _, _ = cli("predict", *place)
+    sure = sorted(float(row["confidence"]) for row in read(table))
+    below = (sure[5] + sure[6]) / 2
+    code, out, _ = cli("predict", *place, "--unsure-below", below, "--json")
+    found = json.loads(out)
+    assert (code, found["answered"], found["unsure_below"]) == (0, 0.5, below)
+    for row in read(table):
+        named, empty = ("label", "unsure")[:: 1 if float(row["confidence"]) >= below else -1]
+        assert row[named] in ("red", "blue") and row[empty] == ""
+    answers = (Answer(threshold=0.1, share=0.8, right=0.96),)
+    promised = Promise(**PROMISED, answers=answers)
+    monkeypatch.setattr("acclimate.adapt.choice.promise_for", lambda *_: promised)
+    code, out, _ = cli("predict", *place, "--at-least", 0.95)
+    assert code == 0 and "note: 100.0 % of images have a label: confidence 0.1 or more" in out
+    assert "note: rehearsal promises 96.0 % of them to be right" in out
+    code, _, err = cli("predict", *place[:-1], tmp_path / "q.csv", "--at-least", 0.97)
+    assert code == 1 and "96.0 % at most" in err and not (tmp_path / "q.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--at-least", 0.99), "was not rehearsed on 3 sites or more"),
+        (("--at-least", 98), "between 0 and 1"),
+        (("--unsure-below", 90), "between 0 and 1"),
+        (("--at-least", 0.5, "--unsure-below", 0.5), "use one"),
+    ],
+)
+def test_predict_promises_nothing_that_it_cannot_keep(
+    cli: Any, quick: Path, unlabelled: Path, tmp_path: Path, flags: tuple[Any, ...], said: str
+) -> None:
+    code, _, err = cli("predict", quick, unlabelled, "--out", tmp_path / "p.csv", *flags)
+    assert code == 1 and said in err
+    assert not (tmp_path / "p.csv").exists()
+
+
+def read(table: Path) -> list[dict[str, str]]:
+    with table.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_a_dry_run_says_what_would_be_and_writes_nothing(

@@ -232,8 +232,7 @@ def test_a_site_far_from_all_others_is_adapted_to_without_its_embedding(
     few = [adapt(trained, images[n : n + 5]).method for n in range(0, 60, 5)]
     assert sum("embedding" in method for method in few) >= 9
     assert near.trust is not None and near.trust.expected_accuracy is not None
-    low, high = near.trust.expected_accuracy
-    assert 0 <= low < high <= 1
+    assert 0 < near.trust.expected_accuracy.floor < near.trust.expected_accuracy.accuracy < 1
     far = adapt(trained, images[:40] + np.float32([0, 100, 0, 0]))
     assert far.method == "none"
     assert far.notes[0] == near.notes[0]
@@ -462,7 +461,7 @@ def test_a_held_out_domain_is_calibrated_by_the_others(monkeypatch: pytest.Monke
     def watched(domain: Any, *args: Any) -> Any:
         own = list(trials(domain, *args))
         plain = [t for t in own if (t.chain, t.frequencies) == ("none", "as they are")]
-        sure[domain.name] = [trial.confidence for trial in plain]
+        sure[domain.name] = [trial.scores["mean confidence"] for trial in plain]
         return own
 
     monkeypatch.setattr(module.HeldOutDomain, "trials", watched)

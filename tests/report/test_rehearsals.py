@@ -5,13 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from acclimate.core.files import write_document
+from acclimate.records.doubt import THRESHOLDS
 from acclimate.records.folder import RunFolder, write_checksums
+from acclimate.records.predictions import Predictions
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.rehearse.conclusion import Trial, conclude
-from acclimate.report.figures import illustrations, rehearsal
+from acclimate.report.figures import answers, illustrations, rehearsal
 from acclimate.report.page import page_of
 from acclimate.report.sentences import headline
 from acclimate.report.tables import checks_grid, promises_grid
@@ -23,12 +26,19 @@ from fixtures.run_folders import make_run, score
 PLAIN = {"north": 0.6, "south": 0.7, "east": 0.8}
 
 
-def found(*, drawn_anew: bool = False) -> Rehearsal:
+def found(*, drawn_anew: bool = False, answers: tuple[tuple[int, int], ...] = ()) -> Rehearsal:
     """5 images do nothing; from 20 on, prior gains 4 points give or take one."""
     gains = {"none": (0, 0, 0), "prior": (0.03, 0.04, 0.05), "embedding": (-0.02, 0.0, 0.02)}
     kinds: list[Any] = ["as they are", *["drawn anew"] * drawn_anew]
     trials = [
-        Trial(domain=site, chain=chain, n=n, frequencies=kind, accuracy=plain + gain * (n > 5))
+        Trial(
+            domain=site,
+            chain=chain,
+            n=n,
+            frequencies=kind,
+            accuracy=plain + gain * (n > 5),
+            answers=answers,
+        )
         for chain, own in gains.items()
         for n in (5, 20)
         for kind in kinds
@@ -64,7 +74,7 @@ def test_a_promise_beside_what_happened(run: RunView) -> None:
     assert (one.plain, one.auto, one.gain) == pytest.approx((0.6, 0.635, 0.035))
     (row,) = checks_grid([one]).rows
     assert [cell.text for cell in row] == [
-        "sites", "hill, dale", "prior", "+4.0 ± 0.6", "+3.5", "36.9 to 100.0", "63.5"
+        "sites", "hill, dale", "prior", "+4.0 ± 0.6", "+3.5", "75.1", "44.8", "63.5"
     ]  # fmt: skip
 
 
@@ -155,3 +165,53 @@ def test_a_damaged_rehearsal_is_named(tmp_path: Path) -> None:
     write_checksums(place, finished=True)
     (view,) = find_runs(tmp_path)
     assert view.problem == "rehearsal.json is damaged; delete it and repeat the training"
+
+
+def answered(place: Path) -> Path:
+    """Rows behind the scores of `write_run`: at hill 3 of 4 are right by auto, sure where they
+    are; dale has 2 of 2, one of them sure. The plain model is never right."""
+    domain = np.array(["hill"] * 4 + ["dale"] * 2 + ["hill"], dtype=object)
+    right = np.array([1, 1, 1, 0, 1, 1, 0])
+    sure = np.array([0.95, 0.95, 0.95, 0.5, 0.6, 0.95, 0.95], dtype=np.float32)
+    blank = np.zeros(7, dtype=np.float32)
+    Predictions(
+        ("cat", "dog"),
+        row=np.arange(7),
+        domain=domain,
+        split=np.full(7, "all", dtype=object),
+        method=np.array(["auto"] * 6 + ["none"], dtype=object),
+        label=np.ones(7, dtype=np.int32),
+        predicted=right.astype(np.int32),
+        rank=(2 - right).astype(np.int32),
+        p_predicted=sure,
+        p_label=blank,
+        p_squares=blank,
+        loss=blank,
+    ).write(place / "predictions.parquet")
+    write_checksums(place, finished=True)
+    return place
+
+
+def test_answers_promised_and_true(tmp_path: Path) -> None:
+    counts = ((1000, 750), (900, 800), *[(500, 490)] * (len(THRESHOLDS) - 2))
+    place = answered(write_run(tmp_path / "sites", seed=0, what=found(answers=counts)))
+    rows = RunFolder(place).predictions()
+    assert rows is not None
+    auto = rows.where(rows.method == "auto")
+    true = {one.threshold: one for one in answers.true_answers(auto, ("hill", "dale"))}
+    assert (true[0.0].share, true[0.0].right) == pytest.approx((1.0, (0.75 + 1) / 2))
+    assert (true[0.9].share, true[0.9].right) == pytest.approx(((0.75 + 0.5) / 2, 1.0))
+    assert max(true) < 0.96 and answers.true_answers(auto, ("nowhere",)) == []
+    (one,) = (f for f in illustrations(load_report(tmp_path)) if f.name == "answers")
+    assert one.caption.endswith("(prior, run sites).")
+    assert one.drawing.titles["true-0"] == "true: 87.5 % right of 100.0 % answered, from 0 on"
+    promised = found(answers=counts).promise("prior", 20).answers[1]
+    marks = {line.get_gid(): line for line in one.drawing.figure.axes[0].lines}
+    assert marks["promised-1"].get_xydata()[0] == pytest.approx([90.0, 100 * promised.right])
+
+
+def test_without_rows_or_a_promise_there_is_no_figure_of_answers(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", seed=0, what=found(answers=((10, 9),) * len(THRESHOLDS)))
+    assert "answers" not in [one.name for one in illustrations(load_report(tmp_path))]
+    answered(write_run(tmp_path / "b" / "b", seed=0, what=found()))
+    assert "answers" not in [one.name for one in illustrations(load_report(tmp_path / "b"))]

@@ -629,7 +629,7 @@ def test_a_method_of_the_run_that_has_too_few_images_is_scored_on_none(make: Mak
 
 def chose(chosen: dict[int, str]) -> Rehearsal:
     """A rehearsal that chose a chain from so many images on."""
-    numbers = {"gain": 0.1, "error": None, "accuracy": 0.5, "low": 0.0, "high": 1.0, "domains": 3}
+    numbers = {"gain": 0.1, "error": None, "accuracy": 0.5, "domains": 3}
     promises = tuple(
         Promise(chain=chain, n=n, frequencies="as they are", **numbers)
         for n, chain in chosen.items()

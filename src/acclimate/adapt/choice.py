@@ -13,12 +13,14 @@ from acclimate.adapt.methods.labels import labelled, with_labels
 from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import AdaptConfig, merged, nested
-from acclimate.core.text import count
+from acclimate.core.errors import ConfigError
+from acclimate.core.text import count, percent
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor
-from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Rehearsal, difference
+from acclimate.records.doubt import Answer, answer_for, scores_of
+from acclimate.records.rehearsal import ENOUGH_DOMAINS_TO_TELL, Promise, Rehearsal, difference
 
 Result = TypeVar("Result")
 STRENGTH = 30.0  # of a Dirichlet prior, so that a handful of images does not run away
@@ -258,21 +260,55 @@ def outlook(
 ) -> Trust:
     """How far to trust the adapted `predictor`: what μ tells, where there is one, and the accuracy
     to expect, where that was rehearsed; nearer where the `images` are at hand."""
-    chain, rehearsal = chain_of(state), trained.rehearsal
     trust = judge(state, trained.start(embedding=True).table if state.holds_mu else None)
-    if chain.name == "none":
+    if chain_of(state).name == "none":
         trust = replace(trust, warnings=())  # they are about an adaptation
-    if rehearsal is None or chain.name not in rehearsal.chains:
+    promise = promise_for(trained, state)
+    if promise is None:
         return trust
-    promise = rehearsal.promise(chain.name, state.count)
-    if promise.domains < ENOUGH_DOMAINS_TO_TELL:
-        return trust
-    confidence = None
-    # Confidence on fewer images than were ever rehearsed with tells too little.
+    scores = None
+    # Scores of fewer images than were ever rehearsed with tell too little.
     if images is not None and state.count >= promise.n:
-        confidence = float(posteriors(predictor, images).amax(1).mean())
+        scores = scores_of(posteriors(predictor, images).cpu().numpy(), trained.label_prior)
     return replace(
         trust,
-        expected_accuracy=promise.expected(confidence),
+        expected_accuracy=promise.expected(scores),
         explained_by_labels=None if images is None else explained_here(trained, images),
     )
+
+
+def promise_for(trained: Trained, state: DomainState | None) -> Promise | None:
+    """What rehearsal promises of the classifier of a state, or of the model as it is; None where
+    its chain was not rehearsed, or on too few domains to tell."""
+    rehearsal = trained.rehearsal
+    chain, images = ("none", 0) if state is None else (chain_of(state).name, state.count)
+    # Promises are about the settings that rehearsal found.
+    if rehearsal is None or chain not in rehearsal.chains or trained.config.adapt.components:
+        return None
+    promise = rehearsal.promise(chain, images)
+    return promise if promise.domains >= ENOUGH_DOMAINS_TO_TELL else None
+
+
+def sure_answer(trained: Trained, state: DomainState | None, at_least: float) -> Answer:
+    """From which confidence on answers are right so often, as rehearsed; an error where no
+    threshold promises that."""
+    if not 0 < at_least < 1:
+        raise ConfigError(f"at least {at_least:g} right: give a share between 0 and 1, e.g. 0.95")
+    promise = promise_for(trained, state)
+    if promise is None or not promise.answers:
+        chain = "none" if state is None else chain_of(state).name
+        raise ConfigError(
+            f"how often sure answers by '{chain}' are right was not rehearsed on "
+            f"{ENOUGH_DOMAINS_TO_TELL} sites or more, so that nothing can be promised; choose a "
+            f"threshold of confidence yourself (--unsure-below)"
+        )
+    answer = answer_for(promise.answers, at_least)
+    if answer is None:
+        best = max(promise.answers, key=lambda one: one.right)
+        raise ConfigError(
+            f"no threshold of confidence promises {percent(at_least)} % right: rehearsal on "
+            f"{count(promise.domains, 'site')} promises {percent(best.right)} % at most (at "
+            f"{best.threshold:g}, {percent(best.share)} % of images answered); ask for that or "
+            f"less, or train on more sites"
+        )
+    return answer

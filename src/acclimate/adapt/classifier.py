@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import adapt_by, outlook
+from acclimate.adapt.choice import adapt_by, outlook, sure_answer
 from acclimate.adapt.methods import Chain, chain_of, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, apply_chain, embed
 from acclimate.adapt.methods.labels import with_labels
@@ -87,20 +87,32 @@ class Predictions:
     probabilities: Mapping[Path, np.ndarray]
     reasons: Mapping[str, str]
     changes: Changes | None = None  # by adaptation, where there was one
+    unsure_below: float = 0.0  # confidence from which on an image has a label
 
     def __len__(self) -> int:
         """Images that were classified."""
         return len(self.probabilities)
 
     def counts(self) -> dict[str, int]:
-        """Images of each predicted class, by name; classes without any are left out."""
-        best = Counter(self.classes[int(row.argmax())] for row in self.probabilities.values())
+        """Images of each label, by name; classes without any are left out."""
+        best = Counter(
+            self.classes[int(row.argmax())]
+            for row in self.probabilities.values()
+            if row.max() >= self.unsure_below
+        )
         return dict(sorted(best.items()))
 
+    @property
+    def answered(self) -> float:
+        """The share of the classified images that have a label."""
+        return sum(self.counts().values()) / len(self)
+
     def csv(self, *, every_class: bool) -> str:
-        """A header line, then one line per image; with `every_class` a column for each class."""
+        """A header line, then one line per image; with `every_class` a column for each class. With
+        a threshold, the likeliest class of an image below it is in the column `unsure`."""
         extra = self.classes if every_class else ()
-        header = ["image", "label", "confidence", "problem", *extra]
+        unsure = ["unsure"] if self.unsure_below else []
+        header = ["image", "label", "confidence", "problem", *unsure, *extra]
         return csv_text([header, *(self._line(path, every_class) for path in self.paths)])
 
     def _line(self, path: Path, every_class: bool) -> list[str]:
@@ -108,11 +120,13 @@ class Predictions:
         name = f"./{path}" if str(path).startswith(("=", "+", "-", "@")) else str(path)
         row = self.probabilities.get(path)
         if row is None:
-            blank = [""] * len(self.classes) if every_class else []
+            blank = [""] * (bool(self.unsure_below) + every_class * len(self.classes))
             return [name, "", "", self.reasons[str(path)], *blank]
-        best = int(row.argmax())
+        best = self.classes[int(row.argmax())]
         numbers = [f"{value:.6f}" for value in row] if every_class else []
-        return [name, self.classes[best], f"{row[best]:.6f}", "", *numbers]
+        label, unsure = (best, "") if row.max() >= self.unsure_below else ("", best)
+        guess = [unsure] if self.unsure_below else []
+        return [name, label, f"{row.max():.6f}", "", *guess, *numbers]
 
 
 def predictions(
@@ -185,10 +199,20 @@ class Adapted:
         parts = [_softmax(own) for _, (own,) in self.logits(images, Quarantine(max_share=0.0))]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
 
-    def predict(self, images: Any) -> list[Any]:
-        """The class of each image, or its label as the model was fitted with it."""
+    def predict(
+        self, images: Any, *, at_least: float | None = None, unsure_below: float = 0.0
+    ) -> list[Any]:
+        """The class of each image, or its label as the model was fitted with it.
+
+        None for an image whose confidence is below `unsure_below`, or below what rehearsal found
+        that answers need for `at_least` so large a share of them to be right.
+        """
         names = self.classes if self.labels is None else self.labels.tolist()
-        return [names[index] for index in self.predict_proba(images).argmax(1)]
+        if at_least is not None:
+            answer = sure_answer(self.trained, self.state, at_least)
+            unsure_below = max(answer.threshold, unsure_below)
+        rows = self.predict_proba(images)
+        return [names[row.argmax()] if row.max() >= unsure_below else None for row in rows]
 
     def export(self, path: str | Path) -> "Exported":
         """One file that gives these probabilities without this library: .onnx, or .pt2."""

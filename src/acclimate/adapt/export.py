@@ -14,7 +14,7 @@ A file is written only after it gave the probabilities that PyTorch gives.
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from acclimate.adapt.choice import promise_for
 from acclimate.adapt.classifier import Adapted, apply_state, unadapted
 from acclimate.adapt.methods import METHODS, Chain, Method, chain_of
 from acclimate.adapt.methods.chain import adapt_model
@@ -37,6 +38,7 @@ from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, takes_features
 from acclimate.learn.models.predictors import PairHead
 from acclimate.learn.models.weights import weights_licence
+from acclimate.records.doubt import TARGETS, answer_for
 
 OUTPUT = "probabilities"
 TOLERANCE = 1e-4  # in a probability; float32 sums in another order differ by some 1e-7,
@@ -83,9 +85,23 @@ def export_adapted(site: Adapted, path: str | Path, *, name: str = "") -> Export
     name_of_rows, examples = _input(predictor), _examples(site.trained)
     cases = [_Case.of(predictor, name_of_rows, rows, {}) for rows in examples]
     about = {"name": name or None, "images": None if site.state is None else site.state.count}
-    facts = {"site": json.dumps(about), "method": site.method, "form": "adapted"}
+    facts = {
+        "site": json.dumps(about),
+        "method": site.method,
+        "form": "adapted",
+        "thresholds": json.dumps(_thresholds(site)),
+    }
     inputs = {name_of_rows: torch.from_numpy(examples[0])}
     return _write(_Network(predictor), inputs, cases, site.trained, path, facts)
+
+
+def _thresholds(site: Adapted) -> dict[str, Any]:
+    """By target ("0.98"): from which confidence on so large a share of answers is right, and the
+    share of images answered, as rehearsed; None where nothing is promised."""
+    promise = promise_for(site.trained, site.state)
+    known = () if promise is None else promise.answers
+    found = {target: answer_for(known, target) for target in TARGETS}
+    return {f"{target:g}": answer and asdict(answer) for target, answer in found.items()}
 
 
 def export_conditioned(trained: Trained, path: str | Path) -> Exported:

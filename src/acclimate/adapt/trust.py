@@ -9,6 +9,7 @@ import torch
 
 from acclimate.core.text import count
 from acclimate.learn.embeddings import DomainState, DomainTable
+from acclimate.records.doubt import Forecast
 
 USUAL = 0.95  # of domains like those in training, the share that should pass without a warning
 
@@ -55,7 +56,7 @@ class Trust:
 
     n: int
     warnings: tuple[str, ...]
-    expected_accuracy: tuple[float, float] | None = None  # a 90 % interval
+    expected_accuracy: Forecast | None = None
     explained_by_labels: float | None = None  # of how predictions change here, by label shift
     radius95: float | None = None  # Theorem 1
     expected_error: float | None = None  # σ/√n; one image tells nothing

@@ -17,6 +17,7 @@ from acclimate.core.text import percent
 
 if TYPE_CHECKING:
     from acclimate.adapt.classifier import Adapted
+    from acclimate.records.doubt import Forecast
 
 
 @app.command(epilog="Example: acclimate adapt runs/pacs new-site/ --out new-site.safetensors")
@@ -111,7 +112,7 @@ def _lines(site: "Adapted") -> Iterator[str]:
     if trust is None:
         return
     if trust.expected_accuracy is not None:
-        yield expected_line(*trust.expected_accuracy)
+        yield expected_line(trust.expected_accuracy)
     if trust.explained_by_labels is not None:
         share = f"{trust.explained_by_labels:.0%}"
         yield f"label frequencies explain {share} of how predictions change here"
@@ -124,10 +125,8 @@ def _lines(site: "Adapted") -> Iterator[str]:
     yield from (f"note: {warning}" for warning in trust.warnings)
 
 
-def expected_line(low: float, high: float) -> str:
-    """The accuracy to expect at this site, where the interval tells anything."""
-    from acclimate.records.rehearsal import TELLS_NOTHING
-
-    if high - low > TELLS_NOTHING:
+def expected_line(expected: "Forecast") -> str:
+    """The accuracy to expect at this site, where its floor tells anything."""
+    if expected.vague:
         return "expected accuracy at this site: not known; too few sites, or too unlike each other"
-    return f"expected accuracy at this site: {percent(low)} to {percent(high)} % (90 % interval)"
+    return f"expected accuracy at this site: {expected}"

@@ -1,5 +1,6 @@
 """`predict`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.options import Device, Images, Json, Run, State
 from acclimate.cli.output import progress_bar, say_facts
+from acclimate.core.text import percent
 
 
 @app.command(epilog="Example: acclimate predict runs/sites new-site/ --adapt --out predictions.csv")
@@ -22,14 +24,24 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="A column for each class as well.")
     ] = False,
+    at_least: Annotated[
+        float | None,
+        typer.Option(
+            help="Label only images so sure that such a share of the labels is right, as rehearsed."
+        ),
+    ] = None,
+    unsure_below: Annotated[
+        float | None, typer.Option(help="Leave the label empty below this confidence.")
+    ] = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Predict classes of images. An unreadable image keeps its line, with the problem in it.
 
-    Without --adapt or --domain a plain model predicts as it is.
+    Without --adapt or --domain a plain model predicts as it is. With --at-least or --unsure-below,
+    an image that is not sure has no label; its likeliest class is in the column unsure.
     """
-    from acclimate.adapt.choice import choose_method
+    from acclimate.adapt.choice import choose_method, sure_answer
     from acclimate.adapt.classifier import adapt as adapt_to
     from acclimate.adapt.classifier import apply_state, predictions
     from acclimate.core.distributed import pick_device
@@ -43,6 +55,11 @@ def predict(
 
     if adapt and domain is not None:
         raise ConfigError("--adapt makes a state and --domain gives one; use one of them")
+    if at_least is not None and unsure_below is not None:
+        raise ConfigError("--at-least chooses a threshold and --unsure-below gives one; use one")
+    for flag, value in (("--at-least", at_least), ("--unsure-below", unsure_below)):
+        if value is not None and not 0 < value < 1:
+            raise ConfigError(f"{flag} {value:g}: give a share between 0 and 1, e.g. 0.95")
     check_out(out, "table of predictions", (run, domain, *images))
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
@@ -53,13 +70,24 @@ def predict(
             site = adapt_to(trained, paths, quarantine=Quarantine(), watch=watch)
         else:
             site = apply_state(trained, state)
-        rows = predictions(site, paths, quarantine, watch)
+        answer = None if at_least is None else sure_answer(trained, site.state, at_least)
+        below = unsure_below or 0.0 if answer is None else answer.threshold
+        rows = replace(predictions(site, paths, quarantine, watch), unsure_below=below)
     write_text(out, rows.csv(every_class=probabilities))
     notes = list(site.notes)
     if site.state is None and choose_method(trained, len(rows)).method != "none":
         notes.append(
             f"these are the plain model's predictions; rehearsal says that adapting to "
             f"{len(rows)} images pays: add --adapt"
+        )
+    if (at_least, unsure_below) != (None, None):
+        notes.append(
+            f"{percent(rows.answered)} % of images have a label: confidence {below:g} or more"
+        )
+    if answer is not None:
+        notes.append(
+            f"rehearsal promises {percent(answer.right)} % of them to be right, on average over "
+            f"sites, and labelled {percent(answer.share)} % of images"
         )
     facts = {
         "predictions": out,
@@ -71,4 +99,6 @@ def predict(
         "classes": rows.counts(),
         "unreadable": quarantine.as_dicts(),
     }
+    if json:
+        facts |= {"unsure_below": below, "answered": rows.answered, "promised": answer}
     say_facts(facts, json=json)

@@ -8,5 +8,6 @@ __getattr__, __all__ = lazy_exports(
     metrics="METRICS Metric metric_values",
     predictions="Predictions",
     records="Finished Loss Records Score Started Validated",
+    doubt="Answer Forecast",
     rehearsal="Promise Rehearsal verdict",
 )

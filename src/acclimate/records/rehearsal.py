@@ -14,13 +14,12 @@ import numpy as np
 from acclimate.config import from_dict
 from acclimate.core.errors import AcclimateError, RunError
 from acclimate.core.text import count, percent, signed
+from acclimate.records.doubt import TARGETS, Answer, Forecast, answer_for
 
 T = TypeVar("T")
 NETWORK = "network"  # the plain head that a run has trained
 LEAST_ERROR = 0.001  # of a mean gain: a few domains that agree do so by chance
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
-TELLS_NOTHING = 0.6  # the width from which an interval of accuracies does
-LEAST_SPREAD = 0.01  # of accuracies: a few domains that agree do so by chance
 Frequencies = Literal["as they are", "drawn anew"]
 Settings = Mapping[str, Any]  # of methods, as `adapt` takes them: {"prior.strength": 30.0}
 
@@ -35,11 +34,9 @@ class Promise:
     gain: float  # in accuracy; mean over domains
     error: float | None  # its standard error, never less than chance leaves; None for one domain
     accuracy: float
-    low: float  # of the 90 % interval of the accuracy at a new domain
-    high: float
     domains: int
-    beyond_confidence: float | None = None  # accuracy less the confidence: mean over domains,
-    spread: float | None = None  # and standard deviation
+    forecasts: tuple[Forecast, ...] = ()  # of the accuracy at a new domain; see `doubt.forecasts`
+    answers: tuple[Answer, ...] = ()  # where only sure images are answered
 
     # Of a chosen chain: what it gains at the training domains' centre, without an image of the
     # domain, and with another domain's images instead.
@@ -51,16 +48,14 @@ class Promise:
         """Whether the gain is no difference: within its standard error."""
         return self.error is not None and abs(self.gain) <= self.error
 
-    def expected(self, confidence: float | None) -> tuple[float, float]:
-        """The 90 % interval of the accuracy at a new domain, where the classifier's mean confidence
-        is as given: by that, or by the held-out domains' accuracy, whichever is narrower."""
-        if confidence is None or self.beyond_confidence is None or self.spread is None:
-            return self.low, self.high
-        half = half_width(self.domains, max(self.spread, LEAST_SPREAD))
-        if 2 * half > self.high - self.low:
-            return self.low, self.high
-        middle = confidence + self.beyond_confidence
-        return min(max(middle - half, 0.0), 1.0), max(min(middle + half, 1.0), 0.0)
+    def expected(self, scores: Mapping[str, float] | None = None) -> Forecast | None:
+        """The forecast for a new domain, by its own scores where they are given and tell anything;
+        None where too few domains were held out."""
+        if self.domains < ENOUGH_DOMAINS_TO_TELL or not self.forecasts:
+            return None
+        anywhere, *narrower = self.forecasts
+        own = (one.at(scores[one.by]) for one in narrower if scores and one.by in scores)
+        return next(own, anywhere)
 
     def expected_gain(self, domains: int = 1) -> tuple[float, float] | None:
         """The 90 % interval of the gain at a new domain, or of its mean over so many; None where
@@ -95,7 +90,7 @@ class Rehearsal:
     @property
     def chains(self) -> tuple[str, ...]:
         """Those that were rehearsed, the simpler first."""
-        return tuple(sorted({promise.chain for promise in self.promises}, key=simplicity))
+        return tuple(sorted(dict.fromkeys(p.chain for p in self.promises), key=simplicity))
 
     def chain_for(self, n: int) -> str:
         """What to do with `n` images: as rehearsed with the most that were not more."""
@@ -194,17 +189,18 @@ def verdict(rehearsal: Rehearsal) -> list[str]:
     chain = rehearsal.chosen[most]
     said = [_paid(rehearsal, chain, most)]
     promise = rehearsal.promise(chain, most)
-    if promise.domains < ENOUGH_DOMAINS_TO_TELL:
+    expected = promise.expected()
+    if expected is None:
         said.append(f"Accuracy where a site was held out: {percent(promise.accuracy)} %.")
-    elif promise.high - promise.low > TELLS_NOTHING:
+    elif expected.vague:
         said.append(
             f"Accuracy where a site was held out: {percent(promise.accuracy)} % on average; the "
             f"sites are too few, or too unlike each other, to say what to expect at a new one."
         )
     else:
-        said.append(
-            f"Expected accuracy at a new site: {percent(promise.low)} to {percent(promise.high)} %."
-        )
+        said.append(f"Expected accuracy at a new site: {expected}.")
+    if promise.answers:
+        said.append(_about_answers(promise))
     said += [*_about_heads(rehearsal), *_next_steps(rehearsal, most)]
     if not rehearsal.exact:
         said.append(
@@ -249,6 +245,21 @@ def _next_steps(rehearsal: Rehearsal, most: int) -> Iterable[str]:
         yield f"What helps at a new site, in points: {', '.join(said for _, said in ranked)}."
     elif steps:
         yield "Neither labels of a new site nor one more site to train on gained beyond noise."
+
+
+def _about_answers(promise: Promise) -> str:
+    """What `predict --at-least` can promise, in a sentence."""
+    found = {target: answer_for(promise.answers, target) for target in TARGETS}
+    able = [
+        f"{percent(target)} % right ({percent(answer.share)} % of images answered)"
+        for target, answer in found.items()
+        if answer is not None
+    ]
+    least = next((target for target, answer in found.items() if answer is None), None)
+    if not able:
+        return f"`predict --at-least` cannot promise {percent(TARGETS[0])} % right answers."
+    end = "" if least is None else f", and not {percent(least)} %"
+    return f"With sure images alone, `predict --at-least` can promise {', '.join(able)}{end}."
 
 
 def unrehearsed(domains: int) -> str:

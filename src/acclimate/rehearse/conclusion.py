@@ -8,7 +8,7 @@ what it promises at an unseen domain.
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -16,14 +16,13 @@ import numpy as np
 from scipy.special import stdtr
 
 from acclimate.adapt.trust import Reach
+from acclimate.records.doubt import answers, forecasts
 from acclimate.records.rehearsal import (
     ENOUGH_DOMAINS_TO_TELL,
     LEAST_ERROR,
-    LEAST_SPREAD,
     Frequencies,
     Promise,
     Rehearsal,
-    half_width,
     quantile,
     simplicity,
 )
@@ -45,7 +44,8 @@ class Trial:
     frequencies: Frequencies
     accuracy: float
     scored: int = 0  # images; 0: not known
-    confidence: float | None = None  # mean probability of what is predicted for the `n` images
+    scores: Mapping[str, float] = field(default_factory=dict)  # of the `n` images, without labels
+    answers: tuple[tuple[int, int], ...] = ()  # on the others; see `doubt.count_answers`
     settings: Tried = ()  # of its methods, where several were tried
     explained: float | None = None  # of how predictions change here, by label shift
 
@@ -176,9 +176,10 @@ class _Cell(NamedTuple):
     """Means over the draws of a domain."""
 
     accuracy: float
-    beyond: float | None  # accuracy less confidence
-    scatter: float  # of the variance of that between draws, what their mean leaves out
     scored: int
+    images: float  # that the accuracy is as good as
+    scores: Mapping[str, float]  # of one draw: a new site is one
+    answers: np.ndarray  # [thresholds, 2], or none
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class _Table:
             domains,
             tuple(sorted(n for n, able in held_out.items() if 2 * len(able) >= len(domains))),
             tuple(dict.fromkeys(t.frequencies for t in trials)),
-            tuple(sorted({trial.chain for trial in trials}, key=simplicity)),
+            tuple(sorted(dict.fromkeys(t.chain for t in trials), key=simplicity)),
             {key: _cell(own) for key, own in draws.items()},
         )
 
@@ -266,10 +267,8 @@ class _Table:
             # Few domains can agree by chance, and none tells more than one image of those scored.
             images = (1 / cell.scored for cell in cells if cell.scored)
             error = max(error, LEAST_ERROR, math.hypot(*images) / len(gains))
-        beyond = [cell.beyond for cell in cells if cell.beyond is not None]
-        known = len(beyond) == len(cells)
-        hidden = fmean(cell.scatter for cell in cells)
-        low, high = _interval(accuracies)
+        names = set[str].intersection(*({*cell.scores} for cell in cells))
+        counts = [cell.answers for cell in cells if kind == "as they are" and len(cell.answers)]
         return Promise(
             chain=chain,
             n=n,
@@ -277,29 +276,19 @@ class _Table:
             gain=fmean(gains),
             error=error,
             accuracy=fmean(accuracies),
-            low=low,
-            high=high,
             domains=len(gains),
-            beyond_confidence=fmean(beyond) if known else None,
-            spread=math.sqrt(stdev(beyond) ** 2 + hidden) if known and several else None,
+            forecasts=forecasts(
+                accuracies,
+                [cell.images for cell in cells],
+                {name: [cell.scores[name] for cell in cells] for name in sorted(names)},
+            ),
+            answers=answers(np.stack(counts)) if len(counts) == len(cells) else (),
         )
 
 
 def _cell(draws: Sequence[Trial]) -> _Cell:
     accuracy, scored = fmean(trial.accuracy for trial in draws), draws[0].scored
-    sure = [trial.confidence for trial in draws if trial.confidence is not None]
-    if len(sure) < len(draws):
-        return _Cell(accuracy, None, 0.0, scored)
-    beyond = [trial.accuracy - own for trial, own in zip(draws, sure, strict=True)]
-    # A new site is one draw, and varies by more than the mean of several.
-    scatter = stdev(beyond) ** 2 * (1 - 1 / len(draws)) if len(draws) > 1 else 0.0
-    return _Cell(accuracy, accuracy - fmean(sure), scatter, scored)
-
-
-def _interval(accuracies: Sequence[float]) -> tuple[float, float]:
-    """The 90 % interval for the next one, if it is drawn as these were."""
-    if len(accuracies) < 2:
-        return 0.0, 1.0
-    spread = max(stdev(accuracies), LEAST_SPREAD)
-    middle, half = fmean(accuracies), half_width(len(accuracies), spread)
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    # Each draw scores half of the images: the mean of several is as good as more of them.
+    images = scored * 2 * len(draws) / (len(draws) + 1)
+    answered = np.array([trial.answers for trial in draws]).sum(0)
+    return _Cell(accuracy, scored, images, draws[0].scores, answered)

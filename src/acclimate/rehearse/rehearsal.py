@@ -38,6 +38,7 @@ from acclimate.learn.model import Model
 from acclimate.learn.models import Head, Output, Predictor
 from acclimate.learn.models.predictors import PairHead, identity_backbone, on_hidden
 from acclimate.learn.site import LEAST_DOMAINS, Features, Site, fit_plain, fit_site, mean_hidden
+from acclimate.records.doubt import count_answers, scores_of
 from acclimate.records.rehearsal import NETWORK, Frequencies, Rehearsal
 from acclimate.rehearse.conclusion import (
     Trial,
@@ -434,19 +435,22 @@ class HeldOutDomain:
 
     def _adapt(self, seen: np.ndarray, scored: np.ndarray, kind: Frequencies) -> Iterator[Trial]:
         """Every chain from the images `seen`, scored on the rows `scored`."""
-        labels = self.y.cpu()[scored]
+        labels, prior = self.y.cpu()[scored], self.fold.models["none"].label_prior
 
         def trial(chain: str, logits: Tensor, settings: Tried = ()) -> Trial:
             rows = logits.double().cpu()
+            right = rows[scored].argmax(1) == labels
+            likeliest = rows[scored].softmax(1).amax(1)
             sure = all(method.probabilities for method in find_chain(chain).methods.values())
             return Trial(
                 domain=self.name,
                 chain=chain,
                 n=len(seen),
                 frequencies=kind,
-                accuracy=float((rows[scored].argmax(1) == labels).double().mean()),
+                accuracy=float(right.double().mean()),
                 scored=len(np.unique(self.units[scored])),
-                confidence=float(rows[seen].softmax(1).amax(1).mean()) if sure else None,
+                scores=scores_of(rows[seen].softmax(1).numpy(), prior) if sure else {},
+                answers=count_answers(likeliest.numpy(), right.numpy()) if sure else (),
                 settings=settings,
             )
 

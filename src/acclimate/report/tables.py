@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from acclimate.config import flat
-from acclimate.core.text import DASH, count, percent, signed
+from acclimate.core.text import DASH, count, signed
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.report.figures.label_shares import shifts
 from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share
@@ -153,7 +153,8 @@ def promises_grid(rehearsal: Rehearsal) -> Grid:
 
 def checks_grid(checks: Iterable[PromiseCheck]) -> Grid:
     """What rehearsal promised, beside what happened on unseen domains; a row for each run."""
-    header = ("Run", "Unseen domains", "auto is", "Promised gain", "True gain", "Expected", "Auto")
+    names = ("Run", "Unseen domains", "auto is")
+    header = (*names, "Promised gain", "True gain", "Expected", "Floor", "Auto")
     rows = (
         (
             Cell(one.run.name),
@@ -161,7 +162,8 @@ def checks_grid(checks: Iterable[PromiseCheck]) -> Grid:
             Cell(one.promise.chain),
             _promise(one.promise),
             Cell(signed(one.gain), one.gain),
-            Cell(f"{percent(one.promise.low)} to {percent(one.promise.high)}", one.promise.low),
+            share(None if one.expected is None else one.expected.accuracy),
+            share(None if one.expected is None else one.expected.floor),
             share(one.auto),
         )
         for one in checks

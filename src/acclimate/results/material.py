@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from acclimate.core.errors import require_known
+from acclimate.records.doubt import Forecast
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.results.comparison import ALL, Comparison
 from acclimate.results.protocol import Axis, Sweep
@@ -104,6 +105,10 @@ class PromiseCheck:
     @property
     def gain(self) -> float:
         return self.auto - self.plain
+
+    @property
+    def expected(self) -> Forecast | None:
+        return self.promise.expected()
 
 
 def check_promises(runs: Iterable[RunView]) -> Iterator[PromiseCheck]:

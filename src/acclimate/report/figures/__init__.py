@@ -13,13 +13,21 @@ from pathlib import Path
 from typing import get_args
 
 from acclimate.core.errors import require_known
-from acclimate.report.figures import accuracy, domain_map, label_shares, learning, rehearsal
+from acclimate.report.figures import (
+    accuracy,
+    answers,
+    domain_map,
+    label_shares,
+    learning,
+    rehearsal,
+)
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.results.material import Report
 
 Figures = Mapping[str, Callable[[Report], Iterable[Illustration]]]
 FIGURES: Figures = {
     "rehearsal": rehearsal.illustrate,
+    "answers": answers.illustrate,
     "methods": accuracy.by_method,
     "domains": accuracy.gains,
     "map": domain_map.illustrate,
