@@ -16,7 +16,7 @@ from acclimate.adapt.seen import begin_state, look
 from acclimate.core.errors import ConfigError, ImageError, StateMismatch
 from acclimate.data.source import Quarantine, readable
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.embeddings.pictures import picture_hashes
+from acclimate.learn.embeddings.pictures import UNLABELLED, picture_hashes
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from fixtures.errors import refused
@@ -239,7 +239,8 @@ def test_only_what_is_looked_at_stays_in_memory(
     trained, images = make_trained("concat"), rows_for("concat")
     source, places = open_images(images, trained, Quarantine())
     batches = readable(source, places, most=5)
-    found = look(trained, batches, None, find_chain(method), begin_state(trained, None, 3))
+    unknown = torch.full((24,), UNLABELLED)
+    found = look(trained, batches, unknown, find_chain(method), begin_state(trained, None, 3))
     assert len(found.pictures) == len(found.images) == rows
     shape = tuple(found.images.stored.shape)
     assert shape == tuple(

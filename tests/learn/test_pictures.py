@@ -66,10 +66,6 @@ def test_a_sample_of_samples_is_a_sample_of_all(
     assert same(kept, every.sample(most))
 
 
-def test_pictures_that_are_gone() -> None:
-    assert same(pictures(h1=0, h2=-1, h3=1).without(numbers(2, 7)), pictures(h1=0, h3=1))
-
-
 def test_what_16_bits_cannot_say_is_their_largest_number() -> None:
     features = torch.tensor([[1e6, -1e6], [0.1, 1.0]])
     found = Pictures(numbers(1, 2), features, numbers(0, 0)).halved().features

@@ -31,6 +31,7 @@ from acclimate.data.source import (
     readable,
 )
 from acclimate.learn.embeddings import DomainState
+from acclimate.learn.embeddings.pictures import UNLABELLED
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
@@ -275,16 +276,18 @@ def adapt(
     quarantine = Quarantine(max_share=0.0) if quarantine is None else quarantine
     # What is wrong is reported before an image is opened.
     state = begin_state(trained, into, keep)
-    known = None if labels is None else _class_numbers(labels, trained.classes)
     if method == "auto" and into is not None and trained.rehearsal is None:
         method = chain_of(into).name
+    known = _class_numbers(() if labels is None else labels, trained.classes)
+    if method != "auto" and (bool((known != UNLABELLED).any()) or state.pictures.labelled):
+        method = with_labels(method)
     chain = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
     if chain is not None:
-        if (known is not None and bool((known >= 0).any())) or state.pictures.labelled:
-            chain = find_chain(with_labels(method), trained.config.adapt, settings)
         require_able(trained, chain, into)
     source, rows = open_images(images, trained, quarantine)
-    if known is not None and len(known) != len(rows):
+    if labels is None:
+        known = torch.full((len(rows),), UNLABELLED)
+    if len(known) != len(rows):
         raise ConfigError(
             f"there are {len(rows)} images and {len(known)} labels; give one for each, None where "
             f"it is not known"
@@ -300,7 +303,7 @@ def adapt(
         return apply_state(trained, state), state
 
     site, choice = adapt_by(
-        "auto" if chain is None else chain.name,
+        method,
         trained,
         seen.images,
         trained.config.adapt,
@@ -309,8 +312,12 @@ def adapt(
         seen=seen.state.count,
         labels=seen.pictures.labelled,
     )
-    site = replace(site, notes=(*choice.why, *seen.notes))
+    notes = choice.why
+    if seen.repeats:
+        repeats = f"{count(seen.repeats, 'image')} {'was' if seen.repeats == 1 else 'were'}"
+        notes = (*notes, f"note: {repeats} seen before, or given twice, and changed nothing")
     promised = not settings and not trained.config.adapt.components
+    site = replace(site, notes=notes)
     return _compared(site, seen.images if len(seen.images) else None, promised=promised)
 
 
@@ -326,13 +333,13 @@ def _compared(site: Adapted, images: Images | None, *, promised: bool) -> Adapte
 
 
 def _class_numbers(labels: Sequence[Any], classes: Sequence[str]) -> Tensor:
-    """Places of `labels` in `classes`, -1 for None: [n]"""
+    """Places of `labels` in `classes`, UNLABELLED for None: [n]"""
     places = {name: place for place, name in enumerate(classes)}
     found = []
     for label in labels:
         if label is not None and str(label) not in places:
             raise unknown(f"the model knows no class '{label}'", str(label), places)
-        found.append(-1 if label is None else places[str(label)])
+        found.append(UNLABELLED if label is None else places[str(label)])
     return torch.tensor(found, dtype=torch.int64)
 
 
@@ -343,12 +350,6 @@ def changes_on(
     """How predictions of `images` differ; a backbone that both share sees each image once."""
     was, now = (images.outputs(p).logits.argmax(1).cpu() for p in (before, after))
     return Changes.between(was, now, classes)
-
-
-def _about_repeats(repeats: int) -> Iterator[str]:
-    if repeats:
-        were = "was" if repeats == 1 else "were"
-        yield f"note: {count(repeats, 'image')} {were} seen before, or given twice, and counts once"
 
 
 def unadapted(trained: Trained) -> Adapted:

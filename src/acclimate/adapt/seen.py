@@ -10,7 +10,6 @@ from torch import Tensor
 
 from acclimate.adapt.methods import Chain, nothing_to_embed
 from acclimate.core.errors import ConfigError, StateMismatch
-from acclimate.core.text import count
 from acclimate.data.source import to_float
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.pictures import UNLABELLED, Pictures, picture_hashes
@@ -21,15 +20,14 @@ from acclimate.learn.models import takes_features
 
 
 def begin_state(trained: Trained, into: DomainState | None, keep: int | None) -> DomainState:
-    """The state to add images to: an empty one, or a copy of the earlier one."""
+    """The state to add images to: an empty one, or `into`."""
     if keep is not None and not 0 <= keep <= MOST_SEEN:
         raise ConfigError(f"keep is {keep}; a state keeps from 0 to {MOST_SEEN} images")
-    digest = trained.digest()
     if into is None:
         embedding = trained.start(embedding=True).embedding
-        empty = DomainState.empty(digest, embedding.dim if embedding else 0)
-        return empty if keep is None else replace(empty, keep=keep)
-    into.require(digest)
+        state = DomainState.empty(trained.digest(), embedding.dim if embedding else 0)
+        return state if keep is None else replace(state, keep=keep)
+    into.require(trained.digest())
     if not into.pictures.fit(trained.predictor.backbone.features, len(trained.classes)):
         raise StateMismatch(
             "the domain state keeps features that this model does not make; adapt again with the "
@@ -42,19 +40,14 @@ def require_able(trained: Trained, chain: Chain, into: DomainState | None) -> No
     """Refuse a chain that the model, or what an earlier state keeps, is not enough for."""
     if chain.embedding and not trained.adaptive:
         raise nothing_to_embed(trained.config.algorithm)
-    if into is None:
+    if into is None or not into.count:
         return
-    anew = "adapt anew on all the images"
     for name, method in chain.methods.items():
-        if method.changes == "backbone":
+        if method.changes == "backbone" or not into.keep:
+            needs = "the images themselves" if into.keep else "more than sums (--keep 0)"
             raise StateMismatch(
-                f"method '{name}' needs the images themselves, and a state keeps their features; "
-                f"{anew}, or choose another method"
-            )
-        if not into.keep and into.count:
-            raise StateMismatch(
-                f"method '{name}' needs the features of earlier images, and this state keeps none "
-                f"(--keep 0); {anew}, or by the embedding alone"
+                f"method '{name}' needs {needs}, which the state does not keep of earlier images; "
+                f"adapt anew on all the images, or by another method"
             )
 
 
@@ -66,57 +59,52 @@ class Seen(NamedTuple):
     images: Images  # the same for methods, which find their features
     repeats: int  # that were seen before, or given twice
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        if not self.repeats:
-            return ()
-        were = "was" if self.repeats == 1 else "were"
-        repeats = count(self.repeats, "image")
-        return (f"note: {repeats} {were} seen before, or given twice; each counts once",)
-
 
 @torch.no_grad()
 def look(
     trained: Trained,
     batches: Iterable[tuple[np.ndarray, Tensor]],
-    labels: Tensor | None,
+    labels: Tensor,
     chain: Chain | None,
     state: DomainState,
 ) -> Seen:
-    """What `state` and images, stored in `batches`, come to; `chain` is None where any may be."""
-    backbone, known, repeats = trained.predictor.backbone, set(state.seen.tolist()), 0
-    parts, held, whole = [state.pictures], [], state.whole
+    """What `state` and images, stored in `batches`, come to.
+
+    `labels` [n] of the images, or UNLABELLED. `chain` says what has to stay in memory: the images
+    if it changes the backbone, their features if it has methods, or is None and may be any, and
+    otherwise those that the state keeps.
+    """
+    model, backbone = trained.start(embedding=True), trained.predictor.backbone
+    known, repeats, whole = set(state.seen.tolist()), 0, state.whole
+    parts, held = [state.pictures], []
     for places, stored in batches:
         hashes, new = picture_hashes(stored, known)
-        own = torch.full((len(places),), UNLABELLED) if labels is None else labels[places]
         repeats += len(new) - int(new.sum())
+        own = labels[places]
         use = new | (own != UNLABELLED)
         if not use.any():
             continue
         x = to_float(stored[use], trained.device)
         features = backbone(x)
-        phi = _phi(trained, x, features)[new[use].to(features.device)]
-        state = state.updated(phi).note_seen(hashes[new])
+        phi = features[:, :0]  # without a Φ images are counted
+        if model.embedding is not None:
+            phi = model.embedding.phi(x if model.below_phi is None else features)
+        state = state.updated(phi[new[use].to(phi.device)]).note_seen(hashes[new])
         parts.append(Pictures(hashes[use], features.float().cpu(), own[use]))
-        if chain is not None and not chain.methods:  # which look at no image twice
-            parts = [Pictures.union(parts).sample(state.keep)]
         if chain is not None and not chain.head_only:
             held.append(stored[use])
+        elif chain is not None and not chain.methods:
+            parts = [Pictures.union(parts).sample(state.keep)]
     pictures = Pictures.union(parts)
-    pictures = pictures if whole else pictures.sample(state.keep)
-    images = Images(pictures.features, trained.device)
+    if not whole:
+        pictures = pictures.sample(state.keep)
+    stored = pictures.features
     if held:
         order = np.unique(torch.cat([part.hashes for part in parts]), return_index=True)[1]
-        images = Images(torch.cat(held)[order], trained.device)
+        stored = torch.cat(held)[order]
+    images = Images(stored, trained.device)
     images.keep(backbone, pictures.features)
     kept = pictures.sample(state.keep)
-    kept = kept if takes_features(trained.predictor) else kept.halved()
+    if not takes_features(trained.predictor):
+        kept = kept.halved()
     return Seen(replace(state, pictures=kept), pictures, images, repeats)
-
-
-def _phi(trained: Trained, x: Tensor, features: Tensor) -> Tensor:
-    """Φ of images x, of which the backbone makes `features`: [n, d]; d is 0 without a Φ."""
-    model = trained.start(embedding=True)
-    if model.embedding is None:
-        return features[:, :0]
-    return model.embedding.phi(x if model.below_phi is None else features)

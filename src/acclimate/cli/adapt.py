@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def adapt(
     run: Run,
     images: Images,
-    out: Annotated[Path, typer.Option(help="Where the domain's state goes, some 25 KB.")],
+    out: Annotated[Path, typer.Option(help="Where the domain's state goes; up to 1.3 MB.")],
     method: Annotated[
         str,
         typer.Option(
@@ -40,7 +40,11 @@ def adapt(
     ] = None,
     settings: MethodSettings = None,
     into: Annotated[
-        Path | None, typer.Option(help="Continue an earlier state of the same domain.")
+        Path | None, typer.Option(help="Add the images to those of this state, of the same domain.")
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(help="Images whose features the state keeps, for --into; 500 unless given."),
     ] = None,
     device: Device = "auto",
     json: Json = False,
@@ -73,6 +77,7 @@ def adapt(
             labels=None if labels is None else read_labels(labels, paths),
             settings=chosen,
             into=None if into is None else DomainState.load(into),
+            keep=keep,
             quarantine=quarantine,
             watch=watch,
         )

@@ -114,8 +114,7 @@ def _context(
     frequencies into account: which ones, F(·, μ) and F at the centre tell on the images."""
     prior = torch.tensor(model.label_prior, dtype=torch.float64)
     asked = any(method.assumes_label_shift for method in chain.methods.values())
-    implied = chain.embedding and not model.prior_aware
-    if implied and asked:
+    if asked and chain.embedding and not model.prior_aware:
         at_centre = posteriors(model.at(None), images)
         prior = implied_prior(posteriors(start, images), at_centre, prior)
     ratios = None if model.ratios is None else np.asarray(model.ratios)

@@ -182,12 +182,11 @@ class Prior(Method):
 
     def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
         rows = posteriors(classifier, images, self.config.temperature)
-        prior, iterations = estimate(rows, context.label_prior, self.config, context.ratios)
+        prior, _ = estimate(rows, context.label_prior, self.config, context.ratios)
         return {
             "prior": prior,
             "base": context.label_prior,
             "temperature": torch.tensor(self.config.temperature, dtype=torch.float64),
-            "iterations": torch.tensor(iterations),
         }
 
     def shift(self, tensors: Mapping[str, Tensor]) -> tuple[float, Tensor]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,11 +11,9 @@ from torch import Tensor
 KEPT = 500  # pictures that a state keeps unless told otherwise
 UNLABELLED = -1
 KEY = b"pictures of a domain"  # of the hashes, whose order says which pictures are kept
+PARTS = ("hashes", "features", "labels")
+NO_NUMBERS, NO_ROWS = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0)
 STEP = 0x9E3779B97F4A7C15  # from the hash of a row of features to that of an equal one
-
-
-def _no_numbers() -> Tensor:
-    return torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,9 @@ class Pictures:
     also of the union of two such samples.
     """
 
-    hashes: Tensor = field(default_factory=_no_numbers)  # [k] int64
-    features: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [k, f], by the backbone
-    labels: Tensor = field(default_factory=_no_numbers)  # [k] int64: classes, or UNLABELLED
+    hashes: Tensor = NO_NUMBERS  # [k] int64
+    features: Tensor = NO_ROWS  # [k, f], by the model's backbone
+    labels: Tensor = NO_NUMBERS  # [k] int64: classes, or UNLABELLED
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -43,30 +41,22 @@ class Pictures:
         some = [part for part in parts if len(part)]
         if not some:
             return cls()
-        features = torch.cat([part.features.float() for part in some])
-        hashes, labels = (
-            torch.cat([getattr(part, name) for part in some]).numpy()
-            for name in ("hashes", "labels")
+        hashes, features, labels = (
+            torch.cat([getattr(part, name) for part in some]) for name in PARTS
         )
         every, first, place = np.unique(hashes, return_index=True, return_inverse=True)
-        known = labels != UNLABELLED
-        given = np.full(len(every), UNLABELLED)
+        given, known = np.full(len(every), UNLABELLED), (labels != UNLABELLED).numpy()
         given[place[known]] = labels[known]  # of several the last
-        return cls(
-            torch.from_numpy(every), features[torch.from_numpy(first)], torch.from_numpy(given)
-        )
+        return cls(torch.from_numpy(every), features[first].float(), torch.from_numpy(given))
 
     def sample(self, most: int) -> "Pictures":
         """At most so many, labelled ones first, and of equals those with the smallest hashes."""
-        order = np.lexsort((self.hashes.numpy(), self.labels.numpy() == UNLABELLED))
+        order = np.lexsort((self.hashes, self.labels == UNLABELLED))
         return self.take(torch.from_numpy(np.sort(order[:most])))
-
-    def without(self, hashes: Tensor) -> "Pictures":
-        return self.take(~torch.isin(self.hashes, hashes))
 
     def take(self, rows: Tensor) -> "Pictures":
         """Those at these places, or where `rows` is true."""
-        return Pictures(self.hashes[rows], self.features[rows], self.labels[rows])
+        return Pictures(*(getattr(self, name)[rows] for name in PARTS))
 
     def halved(self) -> "Pictures":
         """With features in 16 bits."""
@@ -89,6 +79,9 @@ class Pictures:
         """Whether they are of a model with so many features and classes."""
         same = self.features.shape[1] == width and bool((self.labels < classes).all())
         return same or not len(self)
+
+
+NO_PICTURES = Pictures()
 
 
 def picture_hashes(stored: Tensor, known: set[int]) -> tuple[Tensor, Tensor]:

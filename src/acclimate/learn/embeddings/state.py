@@ -25,7 +25,7 @@ from acclimate.core.tensors import (
 )
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.consistency import mean_radius
-from acclimate.learn.embeddings.pictures import KEPT, Pictures
+from acclimate.learn.embeddings.pictures import KEPT, NO_NUMBERS, NO_PICTURES, PARTS, Pictures
 from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Embedding
 
@@ -34,7 +34,6 @@ MOST_IMAGES = 1 << 53  # that a state counts: beyond, adding one changes nothing
 MOST_SEEN = 50_000  # images whose hashes a state keeps, 8 bytes each, and that it may keep at all
 MOST_POINTS = 1000  # whose Φ a `Sample` notes: 4 MB of 1024 float32 numbers each
 SUMS = ("total", "squares", "reference")
-PARTS = ("hashes", "features", "labels")  # of the pictures
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ class DomainState:
     # `embedding` needs nothing but the sums.
     payloads: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     # [k] int64: hashes of the images that were counted, sorted, the smallest of very many.
-    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    seen: Tensor = NO_NUMBERS
     keep: int = KEPT  # of the images at most so many in
-    pictures: Pictures = field(default_factory=Pictures)  # what it is adapted by when more come
+    pictures: Pictures = NO_PICTURES  # what it is adapted by when more come
 
     @classmethod
     def empty(cls, model: str, dim: int) -> "DomainState":
@@ -125,21 +124,20 @@ class DomainState:
             reach=reach,
         )
 
-    def removed(self, phi: Tensor, hashes: Tensor | None = None) -> "DomainState":
+    def removed(self, phi: Tensor, hashes: Tensor = NO_NUMBERS) -> "DomainState":
         """Without images that were counted before: their Φ [n, d], and their `hashes`. The bound
         stays; what methods learned of them goes."""
         rows = phi.detach().to("cpu", torch.float64)
         if len(rows) > self.count:
             raise StateMismatch(f"cannot remove {len(rows)} images from a state of {self.count}")
-        gone = self.seen[:0] if hashes is None else hashes
         return replace(
             self,
             total=self.total - rows.sum(0),
             squares=self.squares - rows.square().sum(0),
             count=self.count - len(rows),
             payloads=_without_methods(self.payloads),
-            seen=self.seen[~torch.isin(self.seen, gone)],
-            pictures=self.pictures.without(gone),
+            seen=self.seen[~torch.isin(self.seen, hashes)],
+            pictures=self.pictures.take(~torch.isin(self.pictures.hashes, hashes)),
         )
 
     def note_seen(self, hashes: Tensor) -> "DomainState":
