@@ -104,7 +104,7 @@ def test_with_more_images_than_are_kept_a_sample_adapts(tmp_path: Path) -> None:
     """It is that of the smallest hashes, with every label, whatever the order; μ is of all."""
     trained, rows = make_trained("features concat"), rows_for("features", 60)
     labels = [CLASSES[1] if place == 13 else None for place in range(60)]
-    every = picture_hashes(torch.from_numpy(rows), set())[0].numpy()
+    every = picture_hashes(torch.from_numpy(rows), {})[0].numpy()
     chosen = [*[row for row in every.argsort() if row != 13][:9], 13]
     chosen.sort(key=lambda row: every[row])
     method, probabilities = "embedding+prior", []
@@ -267,8 +267,14 @@ def test_images_that_were_seen_before_change_nothing(tmp_path: Path) -> None:
     assert first.notes == ()
     stored = DomainState.load(tmp_path / "site.safetensors")
     assert len(stored.seen) == 4
+    passed: list[int] = []
+    hook = trained.predictor.backbone.register_forward_pre_hook(
+        lambda backbone, given: passed.append(len(given[0]))
+    )
     again = adapt(trained, images[2:4], method="embedding+prior", into=stored)
+    hook.remove()
     (note,) = again.notes
+    assert passed == []  # their features are known
     assert "2 images were seen before" in note
     assert again.state is not None and again.state.count == 4
     np.testing.assert_allclose(

@@ -87,14 +87,14 @@ def keyed(content: bytes) -> int:
 def test_a_hash_is_of_the_pixels_as_a_source_stores_them() -> None:
     images = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
     expected = [keyed(bytes(range(*part))) for part in ((0, 12), (12, 24))]
-    known = set(expected[1:])
+    known = {expected[1]: expected[1]}
     hashes, new = picture_hashes(images, known)
     assert (hashes.dtype, hashes.tolist(), new.tolist()) == (torch.int64, expected, [True, False])
-    assert known == {*expected}
-    again, new = picture_hashes(images[[0, 0]], set())
+    assert known == {one: one for one in expected}
+    again, new = picture_hashes(images[[0, 0]], {})
     assert (again.tolist(), new.tolist()) == (expected[:1] * 2, [True, False])
-    assert picture_hashes(images.transpose(2, 3), set())[0].tolist() != expected
-    none, new = picture_hashes(images[:0], set())
+    assert picture_hashes(images.transpose(2, 3), {})[0].tolist() != expected
+    none, new = picture_hashes(images[:0], {})
     assert (len(none), none.dtype, new.dtype) == (0, torch.int64, torch.bool)
 
 
@@ -102,20 +102,24 @@ def test_equal_rows_of_features_are_pictures_of_their_own() -> None:
     """They differ by their number among equals, also in another order and in another call."""
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
     first = keyed(np.float32([1, 2]).tobytes())
-    known: set[int] = set()
+    known: dict[int, int] = {}
     hashes, new = picture_hashes(x, known)
     assert new.all() and len(known) == 3
     assert hashes[0] == first
     assert (int(hashes[2]) - first) % 2**64 == 0x9E3779B97F4A7C15
-    assert {*picture_hashes(x[[1, 2, 0]], set())[0].tolist()} == known
-    more, new = picture_hashes(x[:1], known)
-    assert new.all() and len(known) == 4 and -(2**63) <= int(more[0]) < 2**63
+    assert {*picture_hashes(x[[1, 2, 0]], {})[0].tolist()} == known.keys()
+    stored = {number: number for number in known}  # as a file has them
+    for again in (known, stored):
+        more, new = picture_hashes(x[[0, 0]], again)
+        assert new.all() and len(again) == 5
+        places = [(int(number) - first) % 2**64 for number in more]
+        assert places == [place * 0x9E3779B97F4A7C15 % 2**64 for place in (2, 3)]
 
 
 def test_hashes_are_spread_evenly() -> None:
     """So that the smallest are a uniform sample: a quarter of 4000 in each quarter of the range."""
     x = torch.arange(4000.0)[:, None]
-    places = picture_hashes(x, set())[0].double() / 2.0**64 + 0.5
+    places = picture_hashes(x, {})[0].double() / 2.0**64 + 0.5
     assert np.histogram(places.numpy(), 4, (0, 1))[0] == pytest.approx(1000, abs=110)
-    equal = picture_hashes(torch.zeros(4000, 1), set())[0].double() / 2.0**64 + 0.5
+    equal = picture_hashes(torch.zeros(4000, 1), {})[0].double() / 2.0**64 + 0.5
     assert np.histogram(equal.numpy(), 4, (0, 1))[0] == pytest.approx(1000, abs=110)

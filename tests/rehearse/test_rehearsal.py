@@ -14,7 +14,7 @@ import torch
 from acclimate.adapt.choice import choose_method, explained_here
 from acclimate.adapt.classifier import Adapted, adapt
 from acclimate.config import RunConfig, SiteConfig
-from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.errors import ConfigError, RunError, StateMismatch
 from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.learn import site as site_module
@@ -226,6 +226,14 @@ def test_how_to_adapt_is_chosen_anew_as_images_arrive(run: Path, sites: Manifest
         np.testing.assert_allclose(
             site.predict_proba(images), once.predict_proba(images), atol=1e-6
         )
+    few = adapt(trained, images[:10], keep=4).state
+    assert adapt(trained, images[10:40], into=few).method == "embedding"  # 40, of which it keeps 4
+    none = adapt(trained, images[:10], keep=0).state
+    assert adapt(trained, images[10:40], into=none).method == "embedding"
+    assert trained.rehearsal is not None
+    other = replace(trained, rehearsal=replace(trained.rehearsal, chosen={5: "prior"}))
+    with refused(StateMismatch, "'prior'", "--keep 0"):
+        adapt(other, images[10:40], into=none)
     gone = adapt(trained, images[40:80] + np.float32([0, 300, 0, 0]), into=more.state)
     assert gone.method == "none"
     assert re.search(r"[\d.]+ times as far .* adapted without embedding", gone.notes[-1])

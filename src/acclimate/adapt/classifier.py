@@ -279,7 +279,7 @@ def adapt(
     if method == "auto" and into is not None and trained.rehearsal is None:
         method = chain_of(into).name
     known = _class_numbers(() if labels is None else labels, trained.classes)
-    if method != "auto" and (bool((known != UNLABELLED).any()) or state.pictures.labelled):
+    if method != "auto" and bool((known != UNLABELLED).any()):
         method = with_labels(method)
     chain = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
     if chain is not None:

@@ -40,7 +40,7 @@ def require_able(trained: Trained, chain: Chain, into: DomainState | None) -> No
     """Refuse a chain that the model, or what an earlier state keeps, is not enough for."""
     if chain.embedding and not trained.adaptive:
         raise nothing_to_embed(trained.config.algorithm)
-    if into is None or not into.count:
+    if into is None:
         return
     for name, method in chain.methods.items():
         if method.changes == "backbone" or not into.keep:
@@ -75,7 +75,7 @@ def look(
     otherwise those that the state keeps.
     """
     model, backbone = trained.start(embedding=True), trained.predictor.backbone
-    known, repeats, whole = set(state.seen.tolist()), 0, state.whole
+    known, repeats, whole = {seen: seen for seen in state.seen.tolist()}, 0, state.whole
     parts, held = [state.pictures], []
     for places, stored in batches:
         hashes, new = picture_hashes(stored, known)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def adapt(
     run: Run,
     images: Images,
-    out: Annotated[Path, typer.Option(help="Where the domain's state goes; up to 1.3 MB.")],
+    out: Annotated[Path, typer.Option(help="Where the domain's state goes; see --keep.")],
     method: Annotated[
         str,
         typer.Option(
@@ -44,7 +44,10 @@ def adapt(
     ] = None,
     keep: Annotated[
         int | None,
-        typer.Option(help="Images whose features the state keeps, for --into; 500 unless given."),
+        typer.Option(
+            help="Images whose features the state keeps for --into, 2 bytes a number: 500, which "
+            "is 1.3 MB with 1,280 features, unless given."
+        ),
     ] = None,
     device: Device = "auto",
     json: Json = False,

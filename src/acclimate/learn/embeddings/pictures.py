@@ -84,20 +84,22 @@ class Pictures:
 NO_PICTURES = Pictures()
 
 
-def picture_hashes(stored: Tensor, known: set[int]) -> tuple[Tensor, Tensor]:
+def picture_hashes(stored: Tensor, known: dict[int, int]) -> tuple[Tensor, Tensor]:
     """A hash of each row as a source stores it [n] int64, and whether it is a new picture [n] bool.
 
-    `known` are the hashes of earlier rows, and gets these. Equal images are one picture. Equal rows
-    of features are two, since two measurements may agree: the second gets another hash.
+    `known` has the hashes of earlier rows, and gets these. Equal images are one picture. Equal rows
+    of features are two, since two measurements may agree: the second gets another hash, which
+    `known` has for that of the first.
     """
     features, hashes, new = stored.dtype != torch.uint8, [], []
     for row in stored:
         content = row.contiguous().numpy().data
         digest = hashlib.blake2b(content, digest_size=8, key=KEY).digest()
-        number = int.from_bytes(digest, "big", signed=True)
+        first = int.from_bytes(digest, "big", signed=True)
+        number = known.get(first, first)
         while features and number in known:
             number = (number + STEP + 2**63) % 2**64 - 2**63
         hashes.append(number)
         new.append(number not in known)
-        known.add(number)
+        known[first] = known[number] = number
     return torch.tensor(hashes, dtype=torch.int64), torch.tensor(new, dtype=torch.bool)
