@@ -71,7 +71,7 @@ def test_images_are_added_to_a_state(cli: Any, run: Path, unlabelled: Path, tmp_
     assert len(DomainState.load(site).pictures) == 7
     _, out, _ = cli(*adapt, *images[5:], "--into", site)
     assert "adapted on 12 images by embedding+prior" in out
-    assert "note: 2 images were seen before, or given twice, and changed nothing" in out
+    assert "note: 2 images were seen before, or given twice; each counts once" in out
     state = DomainState.load(site)
     assert (state.count, len(state.pictures), state.keep) == (12, 9, 9)
     cli("predict", run, unlabelled, "--domain", site, "--out", table)

@@ -315,7 +315,7 @@ def adapt(
     notes = choice.why
     if seen.repeats:
         repeats = f"{count(seen.repeats, 'image')} {'was' if seen.repeats == 1 else 'were'}"
-        notes = (*notes, f"note: {repeats} seen before, or given twice, and changed nothing")
+        notes = (*notes, f"note: {repeats} seen before, or given twice; each counts once")
     promised = not settings and not trained.config.adapt.components
     site = replace(site, notes=notes)
     return _compared(site, seen.images if len(seen.images) else None, promised=promised)
