@@ -19,6 +19,7 @@ from acclimate.core.errors import ConfigError
 from acclimate.core.progress import Watch, shown_by_itself
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
+from acclimate.learn.embeddings.pictures import KEPT
 from acclimate.learn.model import Trained
 from acclimate.records.folder import write_checksums
 from acclimate.rehearse.training import train
@@ -100,7 +101,7 @@ class AdaptiveClassifier(DomainClassifier):
         method: str | None = None,
         settings: dict[str, Any] | None = None,
         into: DomainState | None = None,
-        keep: int | None = None,
+        keep: int = KEPT,
     ) -> Adapted:
         """The classifier for the domain that these unlabelled images come from.
 
@@ -109,7 +110,7 @@ class AdaptiveClassifier(DomainClassifier):
         "embedding+prior"; left out, the constructor's.
         `settings`: of the methods, as in {"tent.steps": 3}.
         `into`: the state of images of this domain that came earlier, to which these are added.
-        `keep`: of how many images the new state keeps the features (500), for `into`.
+        `keep`: of how many images the new state keeps the features, for `into`.
         """
         site = adapt(
             self.trained,

@@ -134,15 +134,14 @@ def test_with_more_images_than_are_kept_a_sample_adapts(tmp_path: Path) -> None:
 
 def test_all_images_of_one_call_count_and_only_some_are_kept() -> None:
     trained, rows = make_trained("features"), rows_for("features", 60)
-    few, all_ = (adapt(trained, rows, method="prior", keep=keep) for keep in (7, None))
+    few, all_ = (adapt(trained, rows, method="prior", keep=keep) for keep in (7, 500))
     np.testing.assert_array_equal(few.predict_proba(rows), all_.predict_proba(rows))
     assert few.state is not None and all_.state is not None
     assert (len(few.state.pictures), len(all_.state.pictures)) == (7, 60)
-    assert (few.state.keep, all_.state.keep) == (7, 500)
     # What is no longer kept does not come back.
-    more = adapt(trained, rows + 1, method="prior", into=few.state, keep=30).state
-    assert more is not None and (more.keep, len(more.pictures), more.count) == (7, 7, 120)
-    assert adapt(trained, rows + 1, into=all_.state, keep=30).state.keep == 30  # type: ignore[union-attr]
+    for state, keep, count in ((few.state, 30, 7), (few.state, 5, 5), (all_.state, 30, 30)):
+        more = adapt(trained, rows + 1, method="prior", into=state, keep=keep).state
+        assert more is not None and (len(more.pictures), more.count) == (count, 120)
 
 
 def test_a_state_that_keeps_nothing_goes_on_by_its_embedding_alone(tmp_path: Path) -> None:
@@ -240,7 +239,7 @@ def test_only_what_is_looked_at_stays_in_memory(
     source, places = open_images(images, trained, Quarantine())
     batches = readable(source, places, most=5)
     unknown = torch.full((24,), UNLABELLED)
-    found = look(trained, batches, unknown, find_chain(method), begin_state(trained, None, 3))
+    found = look(trained, batches, unknown, find_chain(method), begin_state(trained, None), 3)
     assert len(found.pictures) == len(found.images) == rows
     shape = tuple(found.images.stored.shape)
     assert shape == tuple(

@@ -207,25 +207,26 @@ def test_states_of_two_models_do_not_mix() -> None:
     one.require("a" * 64)
 
 
-def adapted(first: int, *numbers: int, keep: int = 4) -> DomainState:
+def adapted(first: int, *numbers: int, keep: int = 9) -> DomainState:
     """A state that was adapted by its μ and a method, and keeps pictures of these hashes."""
     rows = features(first, len(numbers))
     pictures = Pictures(hashes(*numbers), torch.from_numpy(rows).half(), hashes(*numbers) % 3 - 1)
     payloads: dict[str, dict[str, Tensor]] = {"embedding": {}, "tent": {"weight": torch.ones(2)}}
-    state = replace(state_of(rows), keep=keep, pictures=pictures.sample(keep), payloads=payloads)
+    state = replace(state_of(rows), pictures=pictures.sample(keep), payloads=payloads)
     return state.note_seen(hashes(*numbers))
 
 
 def test_merged_states_keep_pictures_of_both_and_no_method() -> None:
-    """Hashes by 3: 1 and 4 have no remainder that is a label; 2, 5, 3 and 6 are labelled."""
-    one, two = adapted(0, 1, 2, 5, keep=3), adapted(1, 3, 4, 6)
+    """Those with hashes 3 and 6 have no label. Of a sample of 3 and a sample of all, 3 stay."""
+    one, two = adapted(0, 1, 2, 5, 9, keep=3), adapted(1, 3, 4, 6)
     for merged in (one.merged(two), two.merged(one)):
         assert merged.payloads == {"embedding": {}}
-        assert merged.seen.tolist() == [1, 2, 3, 4, 5, 6]
-        assert (merged.count, merged.keep, merged.whole) == (6, 3, False)
+        assert merged.seen.tolist() == [1, 2, 3, 4, 5, 6, 9]
+        assert (merged.count, merged.whole) == (7, False)
         assert merged.pictures.hashes.tolist() == [1, 2, 4]
         assert merged.pictures.labels.tolist() == [0, 1, 0]
-    assert one.whole and two.whole
+    assert two.whole and not one.whole
+    assert len(two.merged(adapted(0, 1, 2, 5)).pictures) == 6
 
 
 def test_what_is_removed_is_no_longer_kept() -> None:
@@ -272,7 +273,7 @@ def same(one: DomainState, two: DomainState) -> bool:
         sums = {name: getattr(state, name) for name in (*module.SUMS, "seen")}
         sums |= {name: getattr(state.pictures, name) for name in module.PARTS}
         payloads = {name: digest(tensors) for name, tensors in state.payloads.items()}
-        return state.model, state.count, state.reach, state.keep, digest(sums), payloads
+        return state.model, state.count, state.reach, digest(sums), payloads
 
     return content(one) == content(two)
 
@@ -290,7 +291,6 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
         },
         seen=torch.tensor([-(2**63), 7]),
         pictures=adapted(0, -(2**63), 7).pictures,
-        keep=2,
     )
     path = tmp_path / "new" / "site.safetensors"
     state.save(path)
@@ -336,10 +336,14 @@ WRONG: dict[str, dict[str, Any]] = {
     "features in a row": {"pictures/features": torch.zeros(3)},
     "features that are large": {"pictures/features": torch.zeros(3, DIM, dtype=torch.float64)},
     "features that are not finite": {"pictures/features": torch.full((3, DIM), torch.inf)},
+    "too many pictures": {
+        "pictures/hashes": hashes(1, 2, 3, 4),
+        "pictures/features": torch.zeros(4, DIM),
+        "pictures/labels": hashes(0, 0, 0, 0),
+    },
     "pictures without labels": {"pictures/labels": hashes(1, 2)},
     "labels of no class": {"pictures/labels": hashes(0, -2, 1)},
     "labels in fractions": {"pictures/labels": torch.ones(3)},
-    "more than are kept": {"keep": "2"},
     "an embedding without sums": dict.fromkeys(
         ("total", "squares", "reference"), torch.zeros(0, dtype=torch.float64)
     ),
@@ -349,7 +353,6 @@ WORDS = {
     "payloads": ["[1]", "{}", "[" * 100_000],
     "count": ["-1", "many", "1e999"],
     "reach": ["NaN"],
-    "keep": ["-1", "4", "3.0", "true"],
 }
 WRONG |= {f"{key} {value:.9}": {key: value} for key in WORDS for value in WORDS[key]}
 
@@ -368,7 +371,7 @@ def test_content_that_no_state_has(
 ) -> None:
     """Each by itself, in a file whose checksum is right."""
     monkeypatch.setattr(module, "MOST_SEEN", 3)
-    path, state = tmp_path / "state", adapted(0, 1, 2, 3, keep=3)
+    path, state = tmp_path / "state", adapted(0, 1, 2, 3)
     state.save(path)
     assert same(DomainState.load(path), state)
     save_changed(path, change)

@@ -31,7 +31,8 @@ from acclimate.data.source import (
     readable,
 )
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.embeddings.pictures import UNLABELLED
+from acclimate.learn.embeddings.pictures import KEPT, UNLABELLED
+from acclimate.learn.embeddings.state import MOST_SEEN
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
@@ -255,7 +256,7 @@ def adapt(
     labels: Sequence[Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     into: DomainState | None = None,
-    keep: int | None = None,
+    keep: int = KEPT,
     quarantine: Quarantine | None = None,
     watch: Watch = unwatched,
 ) -> Adapted:
@@ -269,13 +270,14 @@ def adapt(
     trained with, and these before those that rehearsal found. "auto" is what rehearsal chose for so
     many images; without a rehearsal, the method of `into`, or the embedding of an adaptive model.
 
-    The state keeps the features of at most `keep` images (500 unless `into` keeps fewer): what
-    comes later is adapted to together with them, from the beginning. An image that was seen before
-    changes nothing.
+    The state keeps the features of at most `keep` images: what comes later is adapted to together
+    with them, from the beginning. An image that was seen before changes nothing.
     """
     quarantine = Quarantine(max_share=0.0) if quarantine is None else quarantine
     # What is wrong is reported before an image is opened.
-    state = begin_state(trained, into, keep)
+    if not 0 <= keep <= MOST_SEEN:
+        raise ConfigError(f"keep is {keep}; a state keeps from 0 to {MOST_SEEN} images")
+    state = begin_state(trained, into)
     if method == "auto" and into is not None and trained.rehearsal is None:
         method = chain_of(into).name
     known = _class_numbers(() if labels is None else labels, trained.classes)
@@ -292,7 +294,7 @@ def adapt(
             f"there are {len(rows)} images and {len(known)} labels; give one for each, None where "
             f"it is not known"
         )
-    seen = look(trained, readable(source, rows, watch), known, chain, state)
+    seen = look(trained, readable(source, rows, watch), known, chain, state, keep)
     if not seen.state.count or (len(rows) and len(quarantine) == len(rows)):
         raise nothing_readable(quarantine)
 

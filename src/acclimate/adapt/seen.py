@@ -9,31 +9,27 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.methods import Chain, nothing_to_embed
-from acclimate.core.errors import ConfigError, StateMismatch
+from acclimate.core.errors import StateMismatch
 from acclimate.data.source import to_float
 from acclimate.learn.embeddings import DomainState
 from acclimate.learn.embeddings.pictures import UNLABELLED, Pictures, picture_hashes
-from acclimate.learn.embeddings.state import MOST_SEEN
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import takes_features
 
 
-def begin_state(trained: Trained, into: DomainState | None, keep: int | None) -> DomainState:
+def begin_state(trained: Trained, into: DomainState | None) -> DomainState:
     """The state to add images to: an empty one, or `into`."""
-    if keep is not None and not 0 <= keep <= MOST_SEEN:
-        raise ConfigError(f"keep is {keep}; a state keeps from 0 to {MOST_SEEN} images")
     if into is None:
         embedding = trained.start(embedding=True).embedding
-        state = DomainState.empty(trained.digest(), embedding.dim if embedding else 0)
-        return state if keep is None else replace(state, keep=keep)
+        return DomainState.empty(trained.digest(), embedding.dim if embedding else 0)
     into.require(trained.digest())
     if not into.pictures.fit(trained.predictor.backbone.features, len(trained.classes)):
         raise StateMismatch(
             "the domain state keeps features that this model does not make; adapt again with the "
             "model you use"
         )
-    return into if keep is None else replace(into, keep=min(keep, into.keep))
+    return into
 
 
 def require_able(trained: Trained, chain: Chain, into: DomainState | None) -> None:
@@ -42,9 +38,10 @@ def require_able(trained: Trained, chain: Chain, into: DomainState | None) -> No
         raise nothing_to_embed(trained.config.algorithm)
     if into is None:
         return
+    sums_only = not into.whole and not len(into.pictures)
     for name, method in chain.methods.items():
-        if method.changes == "backbone" or not into.keep:
-            needs = "the images themselves" if into.keep else "more than sums (--keep 0)"
+        if method.changes == "backbone" or sums_only:
+            needs = "more than sums (--keep 0)" if sums_only else "the images themselves"
             raise StateMismatch(
                 f"method '{name}' needs {needs}, which the state does not keep of earlier images; "
                 f"adapt anew on all the images, or by another method"
@@ -67,8 +64,10 @@ def look(
     labels: Tensor,
     chain: Chain | None,
     state: DomainState,
+    keep: int,
 ) -> Seen:
-    """What `state` and images, stored in `batches`, come to.
+    """What `state` and images, stored in `batches`, come to; the state keeps at most `keep` of them,
+    and no more than so far if those are a sample.
 
     `labels` [n] of the images, or UNLABELLED. `chain` says what has to stay in memory: the images
     if it changes the backbone, their features if it has methods, or is None and may be any, and
@@ -77,6 +76,7 @@ def look(
     model, backbone = trained.start(embedding=True), trained.predictor.backbone
     known, repeats, whole = {seen: seen for seen in state.seen.tolist()}, 0, state.whole
     parts, held = [state.pictures], []
+    keep = keep if whole else min(keep, len(state.pictures))
     for places, stored in batches:
         hashes, new = picture_hashes(stored, known)
         repeats += len(new) - int(new.sum())
@@ -94,17 +94,17 @@ def look(
         if chain is not None and not chain.head_only:
             held.append(stored[use])
         elif chain is not None and not chain.methods:
-            parts = [Pictures.union(parts).sample(state.keep)]
+            parts = [Pictures.union(parts).sample(keep)]
     pictures = Pictures.union(parts)
     if not whole:
-        pictures = pictures.sample(state.keep)
+        pictures = pictures.sample(keep)
     stored = pictures.features
     if held:
         order = np.unique(torch.cat([part.hashes for part in parts]), return_index=True)[1]
         stored = torch.cat(held)[order]
     images = Images(stored, trained.device)
     images.keep(backbone, pictures.features)
-    kept = pictures.sample(state.keep)
+    kept = pictures.sample(keep)
     if not takes_features(trained.predictor):
         kept = kept.halved()
     return Seen(replace(state, pictures=kept), pictures, images, repeats)

@@ -43,12 +43,9 @@ def adapt(
         Path | None, typer.Option(help="Add the images to those of this state, of the same domain.")
     ] = None,
     keep: Annotated[
-        int | None,
-        typer.Option(
-            help="Images whose features the state keeps for --into, 2 bytes a number: 500, which "
-            "is 1.3 MB with 1,280 features, unless given."
-        ),
-    ] = None,
+        int,
+        typer.Option(help="Images whose features the state keeps: 1.3 MB for 500 times 1,280."),
+    ] = 500,
     device: Device = "auto",
     json: Json = False,
 ) -> None:

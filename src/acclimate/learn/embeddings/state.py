@@ -25,7 +25,7 @@ from acclimate.core.tensors import (
 )
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.consistency import mean_radius
-from acclimate.learn.embeddings.pictures import KEPT, NO_NUMBERS, NO_PICTURES, PARTS, Pictures
+from acclimate.learn.embeddings.pictures import NO_NUMBERS, NO_PICTURES, PARTS, Pictures
 from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Embedding
 
@@ -57,8 +57,7 @@ class DomainState:
     payloads: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     # [k] int64: hashes of the images that were counted, sorted, the smallest of very many.
     seen: Tensor = NO_NUMBERS
-    keep: int = KEPT  # of the images at most so many in
-    pictures: Pictures = NO_PICTURES  # what it is adapted by when more come
+    pictures: Pictures = NO_PICTURES  # all that were counted, or a sample
 
     @classmethod
     def empty(cls, model: str, dim: int) -> "DomainState":
@@ -161,7 +160,8 @@ class DomainState:
         What methods learned is made anew by `adapt(..., into=merged)`."""
         self.require(other.model)
         self.require_width(len(other.total))
-        keep = min(self.keep, other.keep)
+        pictures = Pictures.union([self.pictures, other.pictures])
+        kept = [len(state.pictures) for state in (self, other) if not state.whole]
         apart = self.reference - other.reference if self.count and other.count else torch.zeros(1)
         return replace(
             self.note_seen(other.seen),
@@ -171,8 +171,7 @@ class DomainState:
             reference=self.reference if self.count else other.reference,
             reach=max(self.reach, other.reach + float(apart.norm())),
             payloads=_without_methods({**self.payloads, **other.payloads}),
-            keep=keep,
-            pictures=Pictures.union([self.pictures, other.pictures]).sample(keep),
+            pictures=pictures.sample(min(kept, default=MOST_SEEN)),
         )
 
     def require(self, model: str) -> None:
@@ -208,7 +207,6 @@ class DomainState:
             "count": str(self.count),
             "reach": repr(self.reach),
             "payloads": json.dumps([*self.payloads]),
-            "keep": str(self.keep),
         }
         save_tensors(Path(path), tensors, metadata)
 
@@ -218,8 +216,8 @@ class DomainState:
         path = Path(path)
         try:
             tensors, metadata = read_tensors(path)
-            facts = _facts(metadata, path, "count", "reach", "payloads", "keep")
-            names, keep = facts.texts("payloads"), facts.whole("keep", most=MOST_SEEN)
+            facts = _facts(metadata, path, "count", "reach", "payloads")
+            names = facts.texts("payloads")
             numbers, seen = {name: tensors[name] for name in SUMS}, tensors["seen"]
             pictures = Pictures(*(tensors[f"pictures/{name}"] for name in PARTS))
             shape, dim = (torch.float64, 1), len(numbers["total"])
@@ -229,7 +227,7 @@ class DomainState:
                 or (seen.dtype, seen.ndim) != (torch.int64, 1)
                 or len(seen) > MOST_SEEN
                 or not pictures.sound
-                or len(pictures) > keep
+                or len(pictures) > MOST_SEEN
                 or ("embedding" in names and not dim)
                 or not all_finite(tensors.values())
             ):
@@ -240,7 +238,6 @@ class DomainState:
                 reach=facts.number("reach"),
                 payloads={name: below(tensors, f"payload/{name}/") for name in names},
                 seen=seen,
-                keep=keep,
                 pictures=pictures,
                 **numbers,
             )
