@@ -19,6 +19,7 @@ from acclimate.core.errors import ConfigError
 from acclimate.core.progress import Watch, shown_by_itself
 from acclimate.data.manifest import Manifest
 from acclimate.learn.embeddings import DomainState
+from acclimate.learn.embeddings.pictures import KEPT
 from acclimate.learn.model import Trained
 from acclimate.records.folder import write_checksums
 from acclimate.rehearse.training import train
@@ -99,6 +100,8 @@ class AdaptiveClassifier(DomainClassifier):
         labels: Sequence[Any] | None = None,
         method: str | None = None,
         settings: dict[str, Any] | None = None,
+        into: DomainState | None = None,
+        keep: int = KEPT,
     ) -> Adapted:
         """The classifier for the domain that these unlabelled images come from.
 
@@ -106,9 +109,18 @@ class AdaptiveClassifier(DomainClassifier):
         `method`: "auto" as rehearsed, or a row of `acclimate list methods`, or several, as in
         "embedding+prior"; left out, the constructor's.
         `settings`: of the methods, as in {"tent.steps": 3}.
+        `into`: the state of images of this domain that came earlier, to which these are added.
+        `keep`: of how many images the new state keeps the features, for `into`.
         """
-        used = method or self.method
-        site = adapt(self.trained, images, method=used, labels=labels, settings=settings)
+        site = adapt(
+            self.trained,
+            images,
+            method=method or self.method,
+            labels=labels,
+            settings=settings,
+            into=into,
+            keep=keep,
+        )
         return replace(site, labels=self._labels)
 
     def for_domain(self, state: DomainState | str | Path | None) -> Adapted:

@@ -11,13 +11,12 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from torch import Tensor
 
-from acclimate.adapt.classifier import adapt, apply_state
+from acclimate.adapt.classifier import adapt
 from acclimate.adapt.methods import find_chain
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.labels import anchored, with_constant, with_labels
 from acclimate.adapt.suggest import read_labels, spread
-from acclimate.core.errors import ConfigError, ManifestError, StateMismatch, UnknownName
-from acclimate.learn.embeddings import DomainState
+from acclimate.core.errors import ConfigError, ManifestError, UnknownName
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model
 from acclimate.learn.models import Predictor
@@ -85,35 +84,6 @@ def test_unlabelled_images_play_no_part() -> None:
     np.testing.assert_array_equal(one.predict_proba(rows), two.predict_proba(rows))
 
 
-def test_a_state_goes_on_with_more_labels_to_the_same_classifier(tmp_path: Path) -> None:
-    trained, rows = make_trained("features erm"), rows_for("features erm")
-    labels = [trained.classes[place % 2] for place in range(len(rows))]
-    whole = adapt(trained, rows, method="none", labels=labels)
-    begun = adapt(trained, rows[:2], method="labels", labels=labels[:2])
-    assert begun.state is not None
-    begun.state.save(tmp_path / "state")
-    state = DomainState.load(tmp_path / "state")
-    rest = adapt(trained, rows[2:], labels=labels[2:], into=state)
-    assert rest.method == "labels"
-    np.testing.assert_allclose(
-        rest.predict_proba(rows), whole.predict_proba(rows), rtol=1e-5, atol=1e-6
-    )
-
-
-def test_labels_come_to_a_state_that_had_none() -> None:
-    trained, rows = make_trained("features erm"), rows_for("features erm")
-    begun = adapt(trained, rows, method="prior")
-    assert begun.state is not None
-    labels = [trained.classes[0], *[None] * (len(rows) - 1)]
-    went_on = adapt(trained, rows, labels=labels, into=begun.state)
-    assert went_on.method == "prior+labels"
-    assert went_on.state is not None
-    again = apply_state(trained, went_on.state)
-    np.testing.assert_array_equal(again.predict_proba(rows), went_on.predict_proba(rows))
-    with refused(StateMismatch, "prior+labels"):
-        adapt(trained, rows, method="shift", into=went_on.state)
-
-
 @pytest.mark.parametrize(
     ("labels", "kind", "facts"),
     [
@@ -150,19 +120,11 @@ def test_features_move_towards_training_and_less_where_chance_may_explain_it() -
     np.testing.assert_allclose(adapted(x).logits.detach(), moved.detach(), atol=1e-6)
 
 
-def test_one_image_moves_nothing_and_a_state_goes_on() -> None:
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(30, 2, generator=draw) + 3
+def test_one_image_moves_nothing() -> None:
     centre = torch.zeros(2, dtype=torch.float64)
     model = Model(linear(torch.eye(2), torch.zeros(2)), label_prior=[0.5] * 2, centre=centre)
-    chain = find_chain("shift")
-    _, one = adapt_model(model, Images(x[:1], CPU), chain)
+    _, one = adapt_model(model, Images(torch.ones(1, 2), CPU), find_chain("shift"))
     assert one.payloads["shift"]["shift"].abs().max() == 0
-    _, every = adapt_model(model, Images(x, CPU), chain)
-    _, more = adapt_model(model, Images(x[1:], CPU), chain, one)
-    assert every.payloads["shift"]["shift"].abs().min() > 0.5
-    for name, value in every.payloads["shift"].items():
-        np.testing.assert_allclose(more.payloads["shift"][name], value)
 
 
 def test_a_model_that_was_not_rehearsed_cannot_shift() -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from acclimate.cli import adapt as adapt_command
 from acclimate.cli.list import Catalogue
 from acclimate.data.manifest import Manifest
+from acclimate.learn.embeddings import DomainState
 from acclimate.records.doubt import Forecast
 from fixtures.settings import TINY, as_flags
 
@@ -61,6 +62,24 @@ def test_train_adapt_predict_in_three_commands(
     for row in rows:
         assert float(row["red"]) + float(row["blue"]) == pytest.approx(1, abs=1e-5)
         assert float(row["confidence"]) == max(float(row["red"]), float(row["blue"]))
+
+
+@pytest.mark.slow
+def test_images_are_added_to_a_state(cli: Any, run: Path, unlabelled: Path, tmp_path: Path) -> None:
+    site, table, images = tmp_path / "site", tmp_path / "p.csv", sorted(unlabelled.glob("*/*"))
+    adapt = ("adapt", run, "--method", "embedding+prior", "--out", site)
+    cli("adapt", run, *images[:7], "--method", "embedding", "--keep", 9, "--out", site)
+    assert len(DomainState.load(site).pictures) == 7
+    _, out, _ = cli(*adapt, *images[5:], "--into", site, "--keep", 9)
+    assert "adapted on 12 images by embedding+prior" in out
+    assert "note: 2 images were seen before, or given twice; each counts once" in out
+    state = DomainState.load(site)
+    assert (state.count, len(state.pictures)) == (12, 9)
+    cli("predict", run, unlabelled, "--domain", site, "--out", table)
+    assert table.read_text().count("\n") == 13
+    cli(*adapt, *images[:7], "--keep", "0")
+    assert_error(cli(*adapt, *images[7:], "--into", site), "'prior'", "--keep 0", "anew")
+    assert_error(cli(*adapt, *images, "--keep", "-1"), "-1", "50000")
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """DomainState against one pass over the raw features, whatever the order; its file; μ of rows."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,8 +31,8 @@ from acclimate.learn.embeddings import (
     embed_rows,
 )
 from acclimate.learn.embeddings import state as module
+from acclimate.learn.embeddings.pictures import Pictures
 from acclimate.learn.embeddings.state import (
-    image_hashes,
     load_embedding,
     sample_rows,
     save_domain_map,
@@ -208,12 +207,34 @@ def test_states_of_two_models_do_not_mix() -> None:
     one.require("a" * 64)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_what_methods_keep_is_not_merged(turned: bool) -> None:
-    kept = replace(state_of(features(0, 2)), payloads={"tent": {"weight": torch.ones(2)}})
-    states = [kept, state_of(features(0, 2))]
-    with refused(StateMismatch, "tent"):
-        states[turned].merged(states[not turned])
+def adapted(first: int, *numbers: int, keep: int = 9) -> DomainState:
+    """A state that was adapted by its μ and a method, and keeps pictures of these hashes."""
+    rows = features(first, len(numbers))
+    pictures = Pictures(hashes(*numbers), torch.from_numpy(rows).half(), hashes(*numbers) % 3 - 1)
+    payloads: dict[str, dict[str, Tensor]] = {"embedding": {}, "tent": {"weight": torch.ones(2)}}
+    state = replace(state_of(rows), pictures=pictures.sample(keep), payloads=payloads)
+    return state.note_seen(hashes(*numbers))
+
+
+def test_merged_states_keep_pictures_of_both_and_no_method() -> None:
+    """Those with hashes 3 and 6 have no label. Of a sample of 3 and a sample of all, 3 stay."""
+    one, two = adapted(0, 1, 2, 5, 9, keep=3), adapted(1, 3, 4, 6)
+    for merged in (one.merged(two), two.merged(one)):
+        assert merged.payloads == {"embedding": {}}
+        assert merged.seen.tolist() == [1, 2, 3, 4, 5, 6, 9]
+        assert (merged.count, merged.whole) == (7, False)
+        assert merged.pictures.hashes.tolist() == [1, 2, 4]
+        assert merged.pictures.labels.tolist() == [0, 1, 0]
+    assert two.whole and not one.whole
+    assert len(two.merged(adapted(0, 1, 2, 5)).pictures) == 6
+
+
+def test_what_is_removed_is_no_longer_kept() -> None:
+    state = adapted(0, 1, 2, 5)
+    gone = state.removed(torch.from_numpy(features(0, 3)[1:]), hashes(2, 5))
+    assert_matches(gone, features(0, 3)[:1])
+    assert gone.seen.tolist() == gone.pictures.hashes.tolist() == [1]
+    assert gone.payloads == {"embedding": {}} and gone.whole
 
 
 @pytest.mark.parametrize("width", [1, DIM + 1])
@@ -250,6 +271,7 @@ def same(one: DomainState, two: DomainState) -> bool:
 
     def content(state: DomainState) -> tuple[Any, ...]:
         sums = {name: getattr(state, name) for name in (*module.SUMS, "seen")}
+        sums |= {name: getattr(state.pictures, name) for name in module.PARTS}
         payloads = {name: digest(tensors) for name, tensors in state.payloads.items()}
         return state.model, state.count, state.reach, digest(sums), payloads
 
@@ -268,6 +290,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
             "tent": {"weight": torch.rand(4)},
         },
         seen=torch.tensor([-(2**63), 7]),
+        pictures=adapted(0, -(2**63), 7).pictures,
     )
     path = tmp_path / "new" / "site.safetensors"
     state.save(path)
@@ -289,43 +312,12 @@ def hashes(*numbers: int) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def test_a_merged_state_has_seen_the_images_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = (
-        replace(state_of(features(0, 3)), seen=seen) for seen in (hashes(2, 5), hashes(1, 5))
-    )
-    assert one.merged(two).seen.tolist() == [1, 2, 5]
+def test_hashes_are_written_down_once_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = DomainState.empty("m", DIM).note_seen(hashes(4, 1, 9))
+    assert state.seen.tolist() == [1, 4, 9]
+    assert state.note_seen(hashes(9, 2, 2, 1)).seen.tolist() == [1, 2, 4, 9]
     monkeypatch.setattr(module, "MOST_SEEN", 2)
-    assert one.merged(two).seen.tolist() == [1, 2]
-
-
-def test_images_that_were_seen_before_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = DomainState.empty("m", DIM)
-    first, repeats = state.note_seen(hashes(4, 1, 9))
-    assert (first.seen.tolist(), repeats) == ([1, 4, 9], 0)
-    second, repeats = first.note_seen(hashes(9, 2, 2, 1))
-    assert (second.seen.tolist(), repeats) == ([1, 2, 4, 9], 3)  # 9, 1, and 2 the second time
-    # It does not grow without end: what does not fit is not written down at all.
-    monkeypatch.setattr(module, "MOST_SEEN", 4)
-    full, repeats = first.note_seen(hashes(2))
-    assert (full.seen.tolist(), repeats) == ([1, 2, 4, 9], 0)
-    same_, repeats = full.note_seen(hashes(3, 4))
-    assert (same_.seen.tolist(), repeats) == ([1, 2, 4, 9], 1)
-
-
-def test_a_hash_is_of_the_pixels_as_a_source_stores_them() -> None:
-    """The first eight bytes of a BLAKE2b digest of that length, most significant first."""
-    images = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2)
-    expected = [
-        int.from_bytes(hashlib.blake2b(bytes(range(*part)), digest_size=8).digest(), "big")
-        for part in ((0, 12), (12, 24))
-    ]
-    found = image_hashes(images)
-    assert found.dtype == torch.int64
-    assert [number % 2**64 for number in found.tolist()] == expected
-    assert image_hashes(images.transpose(2, 3)).tolist() != found.tolist()
-    none = image_hashes(images.float())
-    assert (len(none), none.dtype) == (0, torch.int64)  # measurements may agree by chance
-    assert image_hashes(images[:0]).dtype == torch.int64
+    assert state.note_seen(hashes(2)).seen.tolist() == [1, 2]
 
 
 FLAT = torch.zeros(DIM, dtype=torch.float64)
@@ -338,6 +330,23 @@ WRONG: dict[str, dict[str, Any]] = {
     "float32": {"reference": torch.zeros(DIM)},
     "tables": dict.fromkeys(("total", "squares", "reference"), FLAT[None]),
     "numbers": dict.fromkeys(("total", "squares", "reference"), FLAT[0]),
+    "pictures twice": {"pictures/hashes": hashes(1, 1, 3)},
+    "pictures in no order": {"pictures/hashes": hashes(2, 1, 3)},
+    "pictures without features": {"pictures/features": torch.zeros(2, DIM)},
+    "features in a row": {"pictures/features": torch.zeros(3)},
+    "features that are large": {"pictures/features": torch.zeros(3, DIM, dtype=torch.float64)},
+    "features that are not finite": {"pictures/features": torch.full((3, DIM), torch.inf)},
+    "too many pictures": {
+        "pictures/hashes": hashes(1, 2, 3, 4),
+        "pictures/features": torch.zeros(4, DIM),
+        "pictures/labels": hashes(0, 0, 0, 0),
+    },
+    "pictures without labels": {"pictures/labels": hashes(1, 2)},
+    "labels of no class": {"pictures/labels": hashes(0, -2, 1)},
+    "labels in fractions": {"pictures/labels": torch.ones(3)},
+    "an embedding without sums": dict.fromkeys(
+        ("total", "squares", "reference"), torch.zeros(0, dtype=torch.float64)
+    ),
 }
 WORDS = {
     "kind": ["model"],
@@ -362,7 +371,7 @@ def test_content_that_no_state_has(
 ) -> None:
     """Each by itself, in a file whose checksum is right."""
     monkeypatch.setattr(module, "MOST_SEEN", 3)
-    path, state = tmp_path / "state", replace(state_of(features(0, 2)), seen=hashes(1, 2, 3))
+    path, state = tmp_path / "state", adapted(0, 1, 2, 3)
     state.save(path)
     assert same(DomainState.load(path), state)
     save_changed(path, change)

@@ -14,7 +14,7 @@ import torch
 from acclimate.adapt.choice import choose_method, explained_here
 from acclimate.adapt.classifier import Adapted, adapt
 from acclimate.config import RunConfig, SiteConfig
-from acclimate.core.errors import ConfigError, RunError
+from acclimate.core.errors import ConfigError, RunError, StateMismatch
 from acclimate.data.images import read_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.learn import site as site_module
@@ -212,13 +212,31 @@ def test_an_adaptive_algorithm_is_not_rehearsed(
 
 
 @pytest.mark.slow
-def test_a_state_that_was_begun_otherwise_says_so(run: Path, sites: Manifest) -> None:
+def test_how_to_adapt_is_chosen_anew_as_images_arrive(run: Path, sites: Manifest) -> None:
+    """Two images are too few, ten and forty are not, and then the site is unlike all others."""
     trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
-    begun = adapt(trained, images[:2]).state
-    more = adapt(trained, images[2:40], into=begun)
-    assert more.method == "none"
-    (note,) = more.notes
-    assert "40 images" in note and "embedding" in note
+    begun = adapt(trained, images[:2])
+    assert begun.method == "none"
+    ten = adapt(trained, images[2:10], into=begun.state)
+    more = adapt(trained, images[10:40], into=ten.state)
+    for site, n in ((ten, 10), (more, 40)):
+        once = adapt(trained, images[:n])
+        assert site.method == once.method == "embedding" and site.notes == once.notes
+        assert site.trust == once.trust and site.changes == once.changes
+        np.testing.assert_allclose(
+            site.predict_proba(images), once.predict_proba(images), atol=1e-6
+        )
+    few = adapt(trained, images[:10], keep=4).state
+    assert adapt(trained, images[10:40], into=few).method == "embedding"  # 40, of which it keeps 4
+    none = adapt(trained, images[:10], keep=0).state
+    assert adapt(trained, images[10:40], into=none).method == "embedding"
+    assert trained.rehearsal is not None
+    other = replace(trained, rehearsal=replace(trained.rehearsal, chosen={5: "prior"}))
+    with refused(StateMismatch, "'prior'", "--keep 0"):
+        adapt(other, images[10:40], into=none)
+    gone = adapt(trained, images[40:80] + np.float32([0, 300, 0, 0]), into=more.state)
+    assert gone.method == "none"
+    assert re.search(r"[\d.]+ times as far .* adapted without embedding", gone.notes[-1])
 
 
 @pytest.mark.slow
@@ -237,17 +255,6 @@ def test_a_site_far_from_all_others_is_adapted_to_without_its_embedding(
     assert far.method == "none"
     assert far.notes[0] == near.notes[0]
     assert re.search(r"[\d.]+ times as far .* adapted without embedding", far.notes[1])
-
-
-@pytest.mark.slow
-def test_a_state_that_goes_on_far_away_is_objected_to(run: Path, sites: Manifest) -> None:
-    trained, images = Trained.load(run), sites.features()[sites.rows(domain="site-7")]
-    near = adapt(trained, images[:40])
-    on = adapt(trained, images[40:60], into=near.state)
-    assert (on.method, on.notes) == ("embedding", ())
-    gone = adapt(trained, images[40:80] + np.float32([0, 300, 0, 0]), into=near.state)
-    assert gone.method == "embedding"
-    assert re.search(r"[\d.]+ times as far .* adapt anew .* embedding", gone.notes[-1])
 
 
 @pytest.mark.slow

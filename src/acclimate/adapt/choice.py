@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.methods import Chain, chain_of, find_chain
-from acclimate.adapt.methods.labels import labelled, with_labels
+from acclimate.adapt.methods.labels import with_labels
 from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import AdaptConfig, merged, nested
@@ -111,11 +111,9 @@ class MethodChoice:
     why: tuple[str, ...] = ()
 
 
-def choose_method(trained: Trained, images: int, into: DomainState | None = None) -> MethodChoice:
-    """What `auto` means for `images` of a new domain, of which `into` has seen others before."""
+def choose_method(trained: Trained, images: int) -> MethodChoice:
+    """What `auto` means for so many images of a new domain."""
     rehearsal = trained.rehearsal
-    if into is not None:
-        return _continue(chain_of(into).name, rehearsal, into.count + images)
     if rehearsal is not None:
         chain = rehearsal.chain_for(images)
         return MethodChoice(chain, (_why(rehearsal, chain, images),))
@@ -126,16 +124,6 @@ def choose_method(trained: Trained, images: int, into: DomainState | None = None
     else:
         why = "nothing was rehearsed: the plain model is used as it is; see adapt.rehearse"
     return MethodChoice("none", (why,))
-
-
-def _continue(begun: str, rehearsal: Rehearsal | None, images: int) -> MethodChoice:
-    """A state is gone on with by the chain that made it; by now another one may be due."""
-    if rehearsal is None:
-        return MethodChoice(begun)
-    due, why = rehearsal.chain_for(images), f"with {count(images, 'image')} rehearsal would choose"
-    same = begun in (due, with_labels(due))
-    notes = () if same else (f"{why} {due}; adapt anew on all of them",)
-    return MethodChoice(begun, notes)
 
 
 def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
@@ -169,23 +157,23 @@ def adapt_by(
     adapt: Callable[[Chain], tuple[Result, DomainState]],
     *,
     settings: Mapping[str, Any] | None = None,
-    into: DomainState | None = None,
+    seen: int | None = None,
     labels: int = 0,
 ) -> tuple[Result, MethodChoice]:
     """Adapt by `method`; for "auto" as rehearsal chose, and by less for as long as the images speak
     against a part of it. Where some images have `labels`, these are used, too.
 
-    `adapt` turns a chain into a result and the domain's state. `settings` go before those that
-    rehearsal chose. A method that was named, and that of a state that is gone on with (`into`),
-    stays: an objection is then a note. Returns the last result and the choice that made it.
+    `images` are all that were `seen` of the domain, or a sample. `adapt` turns a chain into a
+    result and the domain's state. `settings` go before those that rehearsal chose. A method that
+    was named stays: an objection is then a note. Returns the last result and the choice that made
+    it.
     """
-    known = len(images) + (0 if into is None else into.count)
+    known = len(images) if seen is None else seen
     named = method != "auto"
     if named:
         choice = MethodChoice(method, tuple(_about_named(trained.rehearsal, method, known)))
     else:
-        choice = choose_method(trained, len(images), into)
-    labels += 0 if into is None else labelled(into)
+        choice = choose_method(trained, known)
     if labels:
         said = (*choice.why, *_about_labels(trained.rehearsal, labels))
         choice = MethodChoice(with_labels(choice.method), said)
@@ -196,10 +184,8 @@ def adapt_by(
         if objection is None:
             return result, choice
         name, reason = objection
-        if named or into is not None:
-            anew = f"but {reason}: adapt anew on all the images, which leaves out {name}"
-            why = f"note: {reason}" if named else anew
-            return result, replace(choice, why=(*choice.why, why))
+        if named:
+            return result, replace(choice, why=(*choice.why, f"note: {reason}"))
         rest = "+".join(other for other in choice.method.split("+") if other != name) or "none"
         choice = MethodChoice(rest, (*choice.why, f"but {reason}: adapted without {name}"))
 
@@ -260,8 +246,9 @@ def outlook(
 ) -> Trust:
     """How far to trust the adapted `predictor`: what μ tells, where there is one, and the accuracy
     to expect, where that was rehearsed; nearer where the `images` are at hand."""
-    trust = judge(state, trained.start(embedding=True).table if state.holds_mu else None)
-    if chain_of(state).name == "none":
+    chain = chain_of(state)
+    trust = judge(state, trained.start(embedding=True).table if chain.embedding else None)
+    if chain.name == "none":
         trust = replace(trust, warnings=())  # they are about an adaptation
     promise = promise_for(trained, state)
     if promise is None:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from acclimate.adapt.choice import adapt_by, outlook, sure_answer
-from acclimate.adapt.methods import Chain, chain_of, find_chain, nothing_to_embed
-from acclimate.adapt.methods.chain import adapt_model, apply_chain, embed
+from acclimate.adapt.methods import Chain, chain_of, find_chain
+from acclimate.adapt.methods.chain import adapt_model, apply_chain
 from acclimate.adapt.methods.labels import with_labels
+from acclimate.adapt.seen import begin_state, look, require_able
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import DataConfig
 from acclimate.core.distributed import pick_device
-from acclimate.core.errors import ConfigError, ImageError, StateMismatch, unknown
+from acclimate.core.errors import ConfigError, ImageError, unknown
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite
 from acclimate.core.text import count, csv_text, percent
@@ -30,7 +31,8 @@ from acclimate.data.source import (
     readable,
 )
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.embeddings.state import image_hashes
+from acclimate.learn.embeddings.pictures import KEPT, UNLABELLED
+from acclimate.learn.embeddings.state import MOST_SEEN
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, accelerate, engine_used, takes_features
@@ -278,99 +280,92 @@ def adapt(
     labels: Sequence[Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     into: DomainState | None = None,
+    keep: int = KEPT,
     quarantine: Quarantine | None = None,
     watch: Watch = unwatched,
 ) -> Adapted:
-    """A classifier for the domain that `images` come from; `into` goes on from an earlier state.
+    """A classifier for the domain that `images` come from, and from which `into` has seen others.
 
     `labels` has an entry for each image: its class, or None; those that are known are used by the
     method `labels`, after the others.
 
-    `method` is a row of `methods.METHODS`, or several joined by `+`, which follow each other. All
-    but `embedding` (and `none`) keep the images in memory meanwhile. `settings` are the methods',
-    such as {"tent.steps": 3}; they go before those that the model was trained with, and these
-    before those that rehearsal found. "auto" is what rehearsal chose for so many images; without
-    a rehearsal, the embedding of an adaptive model.
+    `method` is a row of `methods.METHODS`, or several joined by `+`, which follow each other.
+    `settings` are the methods', such as {"tent.steps": 3}; they go before those that the model was
+    trained with, and these before those that rehearsal found. "auto" is what rehearsal chose for so
+    many images; without a rehearsal, the method of `into`, or the embedding of an adaptive model.
+
+    The state keeps the features of at most `keep` images: what comes later is adapted to together
+    with them, from the beginning. An image that was seen before changes nothing.
     """
     quarantine = Quarantine(max_share=0.0) if quarantine is None else quarantine
     # What is wrong is reported before an image is opened.
-    known = None if labels is None else _class_numbers(labels, trained.classes)
-    if method != "auto" and known is not None and bool((known >= 0).any()):
+    if not 0 <= keep <= MOST_SEEN:
+        raise ConfigError(f"keep is {keep}; a state keeps from 0 to {MOST_SEEN} images")
+    state = begin_state(trained, into)
+    if method == "auto" and into is not None and trained.rehearsal is None:
+        method = chain_of(into).name
+    known = _class_numbers(() if labels is None else labels, trained.classes)
+    if method != "auto" and bool((known != UNLABELLED).any()):
         method = with_labels(method)
     chain = None if method == "auto" else find_chain(method, trained.config.adapt, settings)
-    state = None if chain is None else _begin(trained, chain, into)
+    if chain is not None:
+        require_able(trained, chain, into)
     source, rows = open_images(images, trained, quarantine)
-    if known is not None and len(known) != len(rows):
+    if labels is None:
+        known = torch.full((len(rows),), UNLABELLED)
+    if len(known) != len(rows):
         raise ConfigError(
             f"there are {len(rows)} images and {len(known)} labels; give one for each, None where "
             f"it is not known"
         )
-    batches: list[Tensor] = []
-    hashes: list[Tensor] = []
-    good: list[np.ndarray] = []
-    for places, stored in readable(source, rows, watch):
-        good.append(places)
-        hashes.append(image_hashes(stored))
-        if chain is None or chain.methods:
-            batches.append(stored)
-        else:  # nothing looks at the images twice
-            start = trained.start(embedding=chain.embedding)
-            state = embed(start, Images(stored, trained.device), chain, state)
-    if not hashes:
+    seen = look(trained, readable(source, rows, watch), known, chain, state, keep)
+    if not seen.state.count or (len(rows) and len(quarantine) == len(rows)):
         raise nothing_readable(quarantine)
-    seen = Images(torch.cat(batches), trained.device) if batches else None
-    if seen is None:
-        site = apply_state(trained, state)
-    else:
-        name = "auto" if chain is None else chain.name
-        own = None if known is None else known[torch.from_numpy(np.concatenate(good))]
-        site = _adapt_to(trained, seen, name, own, settings, into)
-    assert site.state is not None
-    if not settings and not trained.config.adapt.components:  # which promises are not about
-        site = replace(site, trust=outlook(trained, site.predictor, site.state, seen))
-    if seen is not None and site.method != "none":
-        before = unadapted(trained).predictor
-        site = replace(site, changes=changes_on(seen, before, site.predictor, site.classes))
-    return _remember_images(site, hashes)
-
-
-def _adapt_to(
-    trained: Trained,
-    images: Images,
-    method: str,
-    labels: Tensor | None,
-    settings: Mapping[str, Any] | None,
-    into: DomainState | None,
-) -> Adapted:
-    """The classifier that `method` makes of images, with the reasons and what speaks against it."""
 
     def adapt(chain: Chain) -> tuple[Adapted, DomainState]:
+        require_able(trained, chain, into)
         start = trained.start(embedding=chain.embedding)
-        state = embed(start, images, chain, _begin(trained, chain, into))
-        state = adapt_model(start, images, chain, state, labels)[1]
+        state = adapt_model(start, seen.images, chain, seen.state, seen.pictures.labels)[1]
         return apply_state(trained, state), state
 
     site, choice = adapt_by(
         method,
         trained,
-        images,
+        seen.images,
         trained.config.adapt,
         adapt,
         settings=settings,
-        into=into,
-        labels=0 if labels is None else int((labels >= 0).sum()),
+        seen=seen.state.count,
+        labels=seen.pictures.labelled,
     )
-    return replace(site, notes=choice.why)
+    notes = choice.why
+    if seen.repeats:
+        repeats = f"{count(seen.repeats, 'image')} {'was' if seen.repeats == 1 else 'were'}"
+        notes = (*notes, f"note: {repeats} seen before, or given twice; each counts once")
+    promised = not settings and not trained.config.adapt.components
+    site = replace(site, notes=notes)
+    return _compared(site, seen.images if len(seen.images) else None, promised=promised)
+
+
+def _compared(site: Adapted, images: Images | None, *, promised: bool) -> Adapted:
+    """With what the images say of the adapted classifier, which promises may be about."""
+    assert site.state is not None
+    if promised:
+        site = replace(site, trust=outlook(site.trained, site.predictor, site.state, images))
+    if images is None or site.method == "none":
+        return site
+    before = unadapted(site.trained).predictor
+    return replace(site, changes=changes_on(images, before, site.predictor, site.classes))
 
 
 def _class_numbers(labels: Sequence[Any], classes: Sequence[str]) -> Tensor:
-    """Places of `labels` in `classes`, -1 for None: [n]"""
+    """Places of `labels` in `classes`, UNLABELLED for None: [n]"""
     places = {name: place for place, name in enumerate(classes)}
     found = []
     for label in labels:
         if label is not None and str(label) not in places:
             raise unknown(f"the model knows no class '{label}'", str(label), places)
-        found.append(-1 if label is None else places[str(label)])
+        found.append(UNLABELLED if label is None else places[str(label)])
     return torch.tensor(found, dtype=torch.int64)
 
 
@@ -381,20 +376,6 @@ def changes_on(
     """How predictions of `images` differ; a backbone that both share sees each image once."""
     was, now = (images.outputs(p).logits.argmax(1).cpu() for p in (before, after))
     return Changes.between(was, now, classes)
-
-
-def _remember_images(site: Adapted, hashes: Sequence[Tensor]) -> Adapted:
-    """The state keeps the images' hashes; images that it has seen before are noted."""
-    assert site.state is not None
-    state, repeats = site.state.note_seen(torch.cat(list(hashes)))
-    if not repeats:
-        return replace(site, state=state)
-    were = "was" if repeats == 1 else "were"
-    note = (
-        f"note: {count(repeats, 'image')} {were} seen before in this state, or given twice, and "
-        f"count again; leave them out if they are no new images"
-    )
-    return replace(site, state=state, notes=(*site.notes, note))
 
 
 def unadapted(trained: Trained) -> Adapted:
@@ -418,27 +399,6 @@ def apply_state(trained: Trained, state: DomainState | None) -> Adapted:
     accelerate(predictor.backbone)  # bn and tent have made one of their own
     trust = judge(state, start.table if chain.embedding else None)
     return Adapted(predictor, trained, state, trust)
-
-
-def _begin(trained: Trained, chain: Chain, into: DomainState | None) -> DomainState:
-    """The state to fill: an empty one, or the earlier one where images can be added to it."""
-    if chain.embedding and not trained.adaptive:
-        raise nothing_to_embed(trained.config.algorithm)
-    digest = trained.digest()
-    if into is None:
-        embedding = trained.start(embedding=True).embedding if chain.embedding else None
-        return DomainState.empty(digest, embedding.dim if embedding else 0)
-    into.require(digest)
-    stuck = [name for name, method in chain.methods.items() if not method.grows]
-    if stuck:
-        raise StateMismatch(f"'{stuck[0]}' cannot be merged; adapt it anew on all the images")
-    made = chain_of(into).name
-    if chain.name not in (made, with_labels(made)):
-        raise StateMismatch(
-            f"the earlier state was made by method '{made}', not '{chain.name}'; go on with "
-            f"--method {made}, or adapt anew on all the images"
-        )
-    return into
 
 
 def open_images(images: Any, trained: Trained, quarantine: Quarantine) -> tuple[Source, np.ndarray]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def adapt(
     run: Run,
     images: Images,
-    out: Annotated[Path, typer.Option(help="Where the domain's state goes, some 25 KB.")],
+    out: Annotated[Path, typer.Option(help="Where the domain's state goes; see --keep.")],
     method: Annotated[
         str,
         typer.Option(
@@ -41,8 +41,12 @@ def adapt(
     ] = None,
     settings: MethodSettings = None,
     into: Annotated[
-        Path | None, typer.Option(help="Continue an earlier state of the same domain.")
+        Path | None, typer.Option(help="Add the images to those of this state, of the same domain.")
     ] = None,
+    keep: Annotated[
+        int,
+        typer.Option(help="Images whose features the state keeps: 1.3 MB for 500 times 1,280."),
+    ] = 500,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -74,6 +78,7 @@ def adapt(
             labels=None if labels is None else read_labels(labels, paths),
             settings=chosen,
             into=None if into is None else DomainState.load(into),
+            keep=keep,
             quarantine=quarantine,
             watch=watch,
         )

@@ -100,8 +100,7 @@ def scored_chains(config: AdaptConfig, algorithm: str) -> list[Chain]:
 
 def chain_of(state: DomainState) -> Chain:
     """The chain that made a state."""
-    names = [*(["embedding"] if state.holds_mu else []), *state.payloads]
-    return find_chain("+".join(names or ["none"]))
+    return find_chain("+".join(state.payloads or ["none"]))
 
 
 def nothing_to_embed(algorithm: str) -> ConfigError:

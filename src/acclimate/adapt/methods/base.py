@@ -21,8 +21,9 @@ Network = TypeVar("Network", bound=nn.Module)
 class Context:
     """What a method may know beside the images."""
 
-    label_prior: Tensor  # [C] float64: those that the classifier a chain starts from stands under,
-    implied: bool = False  # read off the images, where it is not known from training
+    # [C] float64: those that the classifier a chain starts from stands under, read off the images
+    # where it is not known from training.
+    label_prior: Tensor
     ratios: np.ndarray | None = None  # how they vary between training domains: see `fit_ratios`
     centre: Tensor | None = None  # [h] float64: the training domains' mean hidden layer
     labels: Tensor | None = None  # [n]: classes of the images; -1: not labelled
@@ -47,7 +48,6 @@ class Method(ABC):
     gradient_free: ClassVar[bool] = True
     probabilities: ClassVar[bool] = True  # whether its logits are still those of probabilities
     assumes_label_shift: ClassVar[bool] = False  # a rehearsed model's guard checks that
-    grows: ClassVar[bool] = False  # whether it has `observe_more`
     needs: ClassVar[str] = ""  # a field of `Context` that it cannot do without
 
     def __init__(self, config: Any = None) -> None:
@@ -64,12 +64,6 @@ class Method(ABC):
     @abstractmethod
     def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
         """What `images` say, with `classifier` as it is so far."""
-
-    def observe_more(
-        self, classifier: Head, images: Images, context: Context, earlier: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
-        """What `images` say together with those that `earlier` was learned from."""
-        raise NotImplementedError
 
     @classmethod
     def rehearsed(cls, *, many_domains: bool) -> Sequence[Mapping[str, Any]]:

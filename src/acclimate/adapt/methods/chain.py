@@ -60,27 +60,24 @@ def adapt_model(
 ) -> tuple[Predictor, DomainState]:
     """Adapt a model to the domain of `images` by `chain`: THE way, for every caller.
 
-    `state` has counted `images` already, and holds what the methods kept of earlier ones. Without
-    one, μ is computed here where the chain starts from it. `labels` [n] are classes of the images,
-    -1 where nobody knows. Returns the adapted predictor, and the state with what the methods keep.
+    `state` has counted `images` already. Without one, μ is computed here where the chain starts
+    from it. `labels` [n] are classes of the images, -1 where nobody knows. Returns the adapted
+    predictor, and the state with what the chain needs to be applied again.
     """
     if state is None:
         state = embed(model, images, chain)
-    predictor = model.at(state)
+    predictor = model.at(state if chain.embedding else None)
+    payloads: dict[str, Mapping[str, Tensor]] = {"embedding": {}} if chain.embedding else {}
     if not chain.methods:
-        return predictor, state
-    context, payloads = _context(model, images, chain, predictor, labels), {}
+        return predictor, replace(state, payloads=payloads)
+    context = _context(model, images, chain, predictor, labels)
     for name, method in chain.methods.items():
         head: Head = predictor
         rows = images
         if method.changes != "backbone":
             head, rows = predictor.head, images.features(predictor.backbone)
         with torch.set_grad_enabled(not method.gradient_free):
-            if name in state.payloads:
-                earlier = state.payloads[name]
-                observed = method.observe_more(head, rows, context, earlier)
-            else:
-                observed = method.observe(head, rows, context)
+            observed = method.observe(head, rows, context)
         for value in observed.values():
             require_finite(value, f"what method '{name}' found")
         payloads[name] = {key: value.cpu() for key, value in observed.items()}
@@ -90,7 +87,7 @@ def adapt_model(
 
 def apply_chain(model: Model, chain: Chain, state: DomainState) -> Predictor:
     """The adapted predictor again, from what the methods kept in `state`."""
-    predictor = model.at(state)
+    predictor = model.at(state if chain.embedding else None)
     for name, method in chain.methods.items():
         try:
             predictor = _apply(predictor, method, state.payloads[name])
@@ -117,22 +114,18 @@ def _context(
     frequencies into account: which ones, F(·, μ) and F at the centre tell on the images."""
     prior = torch.tensor(model.label_prior, dtype=torch.float64)
     asked = any(method.assumes_label_shift for method in chain.methods.values())
-    implied = chain.embedding and not model.prior_aware
-    if implied and asked:
+    if asked and chain.embedding and not model.prior_aware:
         at_centre = posteriors(model.at(None), images)
         prior = implied_prior(posteriors(start, images), at_centre, prior)
     ratios = None if model.ratios is None else np.asarray(model.ratios)
-    return Context(prior, implied, ratios, model.centre, labels)
+    return Context(prior, ratios, model.centre, labels)
 
 
 @torch.no_grad()
-def embed(
-    model: Model, images: Images, chain: Chain, state: DomainState | None = None
-) -> DomainState:
-    """`state`, or an empty one, with Φ of `images` added; a chain without μ counts them only."""
+def embed(model: Model, images: Images, chain: Chain) -> DomainState:
+    """The state of `images`; a chain without μ counts them only."""
     phi = model.embedding if chain.embedding else None
-    if state is None:
-        state = DomainState.empty("", phi.dim if phi else 0)
+    state = DomainState.empty("", phi.dim if phi else 0)
     if phi is None:
         return state.updated(torch.zeros(len(images), 0))
     rows = images if model.below_phi is None else images.features(model.below_phi)

@@ -13,7 +13,6 @@ from torch import Tensor
 from acclimate.adapt.methods.base import Context, Method
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError
-from acclimate.learn.embeddings import DomainState
 from acclimate.learn.images import Images
 from acclimate.learn.models import Head
 
@@ -63,35 +62,27 @@ class LabelsConfig:
 
 @final
 class Labels(Method):
-    """Logistic regression on the labelled images' hidden layer, anchored at the layer as it is.
-
-    The state keeps that layer of each labelled image, in float16, and its class: more can be added.
-    """
+    """Logistic regression on the labelled images' hidden layer, anchored at the layer as it is."""
 
     Config = LabelsConfig
     changes = "head"
-    grows = True
     needs = "labels"
 
+    @torch.no_grad()
     def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
-        return self._learn(classifier, *_labelled(classifier, images, context))
-
-    def observe_more(
-        self, classifier: Head, images: Images, context: Context, earlier: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
-        rows, labels = earlier["rows"], earlier["labels"]
-        if context.labels is not None:
-            new = _labelled(classifier, images, context)
-            rows, labels = torch.cat([rows, new[0]]), torch.cat([labels, new[1]])
-        return self._learn(classifier, rows, labels)
-
-    def _learn(self, classifier: Head, rows: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        if context.labels is None or not bool((context.labels >= 0).any()):
+            raise ConfigError(
+                "method 'labels' needs labelled images of the domain; give some with --labels FILE "
+                "(columns image and label), or leave the method out"
+            )
+        known = context.labels >= 0
+        rows = images.outputs(classifier).hidden.cpu()[known].half()
         strength = 1.0 if self.config.strength is None else self.config.strength
         x, last = with_constant(rows), classifier.last
         weight, bias = (part.detach().double().cpu() for part in (last.weight, last.bias))
         logits = rows.double() @ weight.T + bias
-        change = anchored(x.numpy(), logits.numpy(), labels.numpy(), strength)
-        return {"rows": rows, "labels": labels, "coefficients": torch.from_numpy(change)}
+        change = anchored(x.numpy(), logits.numpy(), context.labels[known].numpy(), strength)
+        return {"rows": rows, "coefficients": torch.from_numpy(change)}
 
     def apply(self, classifier: Head, tensors: Mapping[str, Tensor]) -> Head:
         x, last = with_constant(tensors["rows"]), classifier.last
@@ -106,26 +97,8 @@ def with_labels(chain: str) -> str:
     return "+".join(names if "labels" in names else [*names, "labels"])
 
 
-def labelled(state: DomainState) -> int:
-    """Labelled images that it was adapted on."""
-    return len(state.payloads.get("labels", {}).get("labels", ()))
-
-
 def with_constant(rows: Tensor) -> Tensor:
     """Rows [k, h] in float64 and, for the bias, one number more that is as long as they are."""
     x = rows.double()
     length = x.square().sum(1).mean().sqrt()
     return torch.cat([x, length.expand(len(x), 1)], 1)
-
-
-@torch.no_grad()
-def _labelled(classifier: Head, images: Images, context: Context) -> tuple[Tensor, Tensor]:
-    """The hidden layer [k, h] of the labelled images, and their classes [k]."""
-    if context.labels is None or not bool((context.labels >= 0).any()):
-        raise ConfigError(
-            "method 'labels' needs labelled images of the domain; give some with --labels FILE "
-            "(columns image and label), or leave the method out"
-        )
-    known = context.labels >= 0
-    hidden = images.outputs(classifier).hidden.cpu()[known]
-    return hidden.half(), context.labels[known]

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from acclimate.adapt.methods.base import Context, Method
 from acclimate.config import setting
-from acclimate.core.errors import ConfigError, StateMismatch
+from acclimate.core.errors import ConfigError
 from acclimate.data.batches import RATIOS
 from acclimate.learn.images import Images
 from acclimate.learn.models import Head
 
 TINY = 1e-12
 PER_CLASS = 10.0  # images that training's frequencies count as, where nothing was rehearsed
-KEPT_CLASSES = 16  # of an image: the rest share what is left of its probability
 
 
 def em_prior(
@@ -160,8 +159,7 @@ class PriorConfig:
 
 @final
 class Prior(Method):
-    """Keeps the domain's class frequencies, those that the posteriors stood under before, and what
-    the images said, so that more images can be added.
+    """Keeps the domain's class frequencies, and those that the posteriors stood under before.
 
     EM multiplies what the posteriors say, so that it needs posteriors that are as sure as they are
     right, as those of a rehearsed model are; others may need a `temperature`. With few images it
@@ -170,7 +168,6 @@ class Prior(Method):
 
     Config = PriorConfig
     changes = "bias"
-    grows = True
     assumes_label_shift = True
 
     @classmethod
@@ -185,40 +182,11 @@ class Prior(Method):
 
     def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
         rows = posteriors(classifier, images, self.config.temperature)
-        return self._payload(rows, context, Evidence.of(rows))
-
-    def observe_more(
-        self, classifier: Head, images: Images, context: Context, earlier: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
-        # Which frequencies F(·, μ) stands under is read off all the images, and those are gone.
-        if context.implied or "evidence" not in earlier:
-            raise StateMismatch(
-                "this state of 'prior' cannot be gone on with; adapt it anew on all the images"
-            )
-        temperature = float(earlier["temperature"])
-        if temperature != self.config.temperature:
-            raise StateMismatch(
-                f"the earlier state was made with adapt.prior.temperature={temperature:g}, not "
-                f"{self.config.temperature:g}; go on with that, or adapt anew on all the images"
-            )
-        before = Evidence(earlier["evidence"], earlier["evidence_classes"])
-        new = posteriors(classifier, images, self.config.temperature)
-        rows = torch.cat([before.posteriors(context.label_prior), new])
-        more = Evidence.of(new)
-        shares, places = torch.cat([before.shares, more.shares]), [before.places, more.places]
-        return self._payload(rows, context, Evidence(shares, torch.cat(places)))
-
-    def _payload(
-        self, rows: Tensor, context: Context, evidence: "Evidence"
-    ) -> Mapping[str, Tensor]:
-        prior, iterations = estimate(rows, context.label_prior, self.config, context.ratios)
+        prior, _ = estimate(rows, context.label_prior, self.config, context.ratios)
         return {
             "prior": prior,
             "base": context.label_prior,
             "temperature": torch.tensor(self.config.temperature, dtype=torch.float64),
-            "iterations": torch.tensor(iterations),
-            "evidence": evidence.shares,
-            "evidence_classes": evidence.places,
         }
 
     def shift(self, tensors: Mapping[str, Tensor]) -> tuple[float, Tensor]:
@@ -243,27 +211,3 @@ def estimate(
             "and this one does not; train again, or leave the setting out"
         )
     return learned_prior(posteriors, base, ratios)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What each image says of its class, in a few bytes: its likeliest classes."""
-
-    shares: Tensor  # [n, k] float16
-    places: Tensor  # [n, k] int16, or int32 for very many classes
-
-    @classmethod
-    def of(cls, posteriors: Tensor) -> "Evidence":
-        classes = posteriors.shape[1]
-        top = posteriors.topk(min(KEPT_CLASSES, classes), dim=1)
-        kind = torch.int16 if classes < 2**15 else torch.int32
-        return cls(top.values.half(), top.indices.to(kind))
-
-    def posteriors(self, base: Tensor) -> Tensor:
-        """[n, C] float64: what was not kept is shared out as classes are by `base` [C]."""
-        own = self.shares.double()
-        whole = base.double().repeat(len(own), 1).scatter(1, self.places.long(), 0.0)
-        rest = (1 - own.sum(1, keepdim=True)).clamp(min=0)
-        whole *= rest / whole.sum(1, keepdim=True).clamp(min=TINY)
-        whole = whole.scatter(1, self.places.long(), own)
-        return whole / whole.sum(1, keepdim=True)

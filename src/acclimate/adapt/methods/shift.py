@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from acclimate.adapt.methods.base import Context, Method
@@ -23,13 +22,10 @@ class ShiftConfig:
 class Shift(Method):
     """Moves the hidden layer by a share of training's mean less the domain's, which folds into the
     bias. Of a mean of few images, what chance alone would give is taken off (James-Stein).
-
-    It keeps sums over the images, so that more can be added.
     """
 
     Config = ShiftConfig
     changes = "bias"
-    grows = True
     needs = "centre"
 
     @classmethod
@@ -37,33 +33,19 @@ class Shift(Method):
         return [{"amount": amount} for amount in (0.25, 0.5, 1.0)]
 
     def observe(self, classifier: Head, images: Images, context: Context) -> Mapping[str, Tensor]:
-        none = torch.zeros((), dtype=torch.float64)
-        earlier = {"count": none, "total": none, "squares": none}
-        return self.observe_more(classifier, images, context, earlier)
-
-    def observe_more(
-        self, classifier: Head, images: Images, context: Context, earlier: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
         if context.centre is None:
             raise ConfigError(
                 "method 'shift' needs the mean of training's features, which rehearsal measures; "
                 "train with --set adapt.rehearse=true, or choose another method"
             )
         hidden = images.outputs(classifier).hidden.double().cpu()
-        count = earlier["count"] + len(hidden)
-        total = earlier["total"] + hidden.sum(0)
-        squares = earlier["squares"] + hidden.square().sum()
-        away = total / count - context.centre
-        # Of one image nothing tells the domain from chance: what is divided by 0 is infinite.
-        scatter = (squares - total.square().sum() / count) / (count - 1)
-        by_chance = (scatter / count / away.square().sum()).nan_to_num(1.0)
+        mean = hidden.mean(0)
+        away = mean - context.centre
+        # Of one image nothing tells the domain from chance: 0 / 0 is not a number.
+        scatter = (hidden - mean).square().sum() / (len(hidden) - 1)
+        by_chance = (scatter / len(hidden) / away.square().sum()).nan_to_num(1.0)
         move = self.config.amount * (1 - by_chance).clamp(min=0) * away
-        return {
-            "count": count,
-            "total": total,
-            "squares": squares,
-            "shift": -(classifier.last.weight.detach().double().cpu() @ move),
-        }
+        return {"shift": -(classifier.last.weight.detach().double().cpu() @ move)}
 
     def shift(self, tensors: Mapping[str, Tensor]) -> tuple[float, Tensor]:
         return 1.0, tensors["shift"]

@@ -1,6 +1,5 @@
-"""DomainState: all that adaptation keeps of a domain, a few kilobytes."""
+"""DomainState: all that adaptation keeps of a domain."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +25,21 @@ from acclimate.core.tensors import (
 )
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.consistency import mean_radius
+from acclimate.learn.embeddings.pictures import NO_NUMBERS, NO_PICTURES, PARTS, Pictures
 from acclimate.learn.models import Backbone
 from acclimate.learn.objective import Embedding
 
 KIND = "domain state"
 MOST_IMAGES = 1 << 53  # that a state counts: beyond, adding one changes nothing
-MOST_SEEN = 50_000  # images whose hashes a state keeps, 8 bytes each
+MOST_SEEN = 50_000  # images whose hashes a state keeps, 8 bytes each, and that it may keep at all
 MOST_POINTS = 1000  # whose Φ a `Sample` notes: 4 MB of 1024 float32 numbers each
 SUMS = ("total", "squares", "reference")
 
 
 @dataclass(frozen=True)
 class DomainState:
-    """Running sums of Φ over a domain's images: mergeable, updatable, and a sample can be removed.
+    """Running sums of Φ over a domain's images, and some of its pictures: mergeable, updatable, and
+    a sample can be removed.
 
     Sums are float64, so that the order of updates does not matter to float32 accuracy. `reach` is
     the largest distance of an image's Φ from `reference`, the mean of the first images seen: with
@@ -51,11 +52,12 @@ class DomainState:
     count: int
     reference: Tensor  # [d]
     reach: float = 0.0
-    # What each further adaptation method keeps, by its name.
+    # What each step of the chain that it was adapted by needs to be applied again, by its name;
+    # `embedding` needs nothing but the sums.
     payloads: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    # [k] int64: a hash of each image, sorted, of the first that were seen; not of rows of features,
-    # since two measurements may agree.
-    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    # [k] int64: hashes of the images that were counted, sorted, the smallest of very many.
+    seen: Tensor = NO_NUMBERS
+    pictures: Pictures = NO_PICTURES  # all that were counted, or a sample
 
     @classmethod
     def empty(cls, model: str, dim: int) -> "DomainState":
@@ -71,8 +73,13 @@ class DomainState:
 
     @property
     def holds_mu(self) -> bool:
-        """States made without `embedding` count images, and their sums of Φ are empty."""
+        """The states of a model without Φ count images, and their sums are empty."""
         return len(self.total) > 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether its pictures are all that it has counted, and no sample."""
+        return self.count <= len(self.pictures)
 
     @property
     def variance(self) -> float:
@@ -116,20 +123,25 @@ class DomainState:
             reach=reach,
         )
 
-    def removed(self, phi: Tensor) -> "DomainState":
-        """Without images [n, d] that were counted before; the bound stays."""
+    def removed(self, phi: Tensor, hashes: Tensor = NO_NUMBERS) -> "DomainState":
+        """Without images that were counted before: their Φ [n, d], and their `hashes`. The bound
+        stays; what methods learned of them goes."""
         rows = phi.detach().to("cpu", torch.float64)
         if len(rows) > self.count:
             raise StateMismatch(f"cannot remove {len(rows)} images from a state of {self.count}")
-        total, squares = self.total - rows.sum(0), self.squares - rows.square().sum(0)
-        return replace(self, total=total, squares=squares, count=self.count - len(rows))
+        return replace(
+            self,
+            total=self.total - rows.sum(0),
+            squares=self.squares - rows.square().sum(0),
+            count=self.count - len(rows),
+            payloads=_without_methods(self.payloads),
+            seen=self.seen[~torch.isin(self.seen, hashes)],
+            pictures=self.pictures.take(~torch.isin(self.pictures.hashes, hashes)),
+        )
 
-    def note_seen(self, hashes: Tensor) -> tuple["DomainState", int]:
-        """With images of these `hashes` written down, and how many of them it had seen before, or
-        stand there twice."""
-        known = torch.unique(torch.cat([self.seen, hashes]))
-        repeats = len(self.seen) + len(hashes) - len(known)
-        return (self if len(known) > MOST_SEEN else replace(self, seen=known)), repeats
+    def note_seen(self, hashes: Tensor) -> "DomainState":
+        """With images of these `hashes` written down."""
+        return replace(self, seen=torch.unique(torch.cat([self.seen, hashes]))[:MOST_SEEN])
 
     def rescaled(self, centre: Tensor, spread: float) -> "DomainState":
         """The state that features (Φ − centre) / spread would have given."""
@@ -144,20 +156,22 @@ class DomainState:
         )
 
     def merged(self, other: "DomainState") -> "DomainState":
-        """Both domains' images as one, as if seen together."""
+        """Both domains' images as one, as if seen together; an image of both counts twice in sums.
+        What methods learned is made anew by `adapt(..., into=merged)`."""
         self.require(other.model)
         self.require_width(len(other.total))
-        for name in (*self.payloads, *other.payloads):
-            raise StateMismatch(f"'{name}' cannot be merged; adapt it anew on all the images")
+        pictures = Pictures.union([self.pictures, other.pictures])
+        kept = [len(state.pictures) for state in (self, other) if not state.whole]
         apart = self.reference - other.reference if self.count and other.count else torch.zeros(1)
         return replace(
-            self,
+            self.note_seen(other.seen),
             total=self.total + other.total,
             squares=self.squares + other.squares,
             count=self.count + other.count,
             reference=self.reference if self.count else other.reference,
             reach=max(self.reach, other.reach + float(apart.norm())),
-            seen=torch.unique(torch.cat([self.seen, other.seen]))[:MOST_SEEN],
+            payloads=_without_methods({**self.payloads, **other.payloads}),
+            pictures=pictures.sample(min(kept, default=MOST_SEEN)),
         )
 
     def require(self, model: str) -> None:
@@ -178,6 +192,7 @@ class DomainState:
     def save(self, path: str | Path) -> None:
         """safetensors, with JSON metadata."""
         tensors = {name: getattr(self, name) for name in (*SUMS, "seen")}
+        tensors |= {f"pictures/{name}": getattr(self.pictures, name) for name in PARTS}
         for name, payload in self.payloads.items():
             tensors |= {f"payload/{name}/{key}": value for key, value in payload.items()}
         finite = all_finite(tensors.values()) and math.isfinite(self.reach)
@@ -204,12 +219,16 @@ class DomainState:
             facts = _facts(metadata, path, "count", "reach", "payloads")
             names = facts.texts("payloads")
             numbers, seen = {name: tensors[name] for name in SUMS}, tensors["seen"]
+            pictures = Pictures(*(tensors[f"pictures/{name}"] for name in PARTS))
             shape, dim = (torch.float64, 1), len(numbers["total"])
             if (
                 metadata["kind"] != KIND
                 or any((t.dtype, t.ndim) != shape or len(t) != dim for t in numbers.values())
                 or (seen.dtype, seen.ndim) != (torch.int64, 1)
                 or len(seen) > MOST_SEEN
+                or not pictures.sound
+                or len(pictures) > MOST_SEEN
+                or ("embedding" in names and not dim)
                 or not all_finite(tensors.values())
             ):
                 raise DamagedFile(path)
@@ -219,6 +238,7 @@ class DomainState:
                 reach=facts.number("reach"),
                 payloads={name: below(tensors, f"payload/{name}/") for name in names},
                 seen=seen,
+                pictures=pictures,
                 **numbers,
             )
         except FileNotFoundError:
@@ -237,14 +257,11 @@ def _facts(metadata: Mapping[str, str], path: Path, *names: str) -> Fields:
         raise DamagedFile(path) from None
 
 
-def image_hashes(images: Tensor) -> Tensor:
-    """A number for each of `images` as a source stores them; none for rows of features."""
-    if images.dtype != torch.uint8:
-        return torch.zeros(0, dtype=torch.int64)
-    contents = (image.contiguous().numpy().data for image in images)
-    digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
-    numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
-    return torch.tensor(numbers, dtype=torch.int64)
+def _without_methods(
+    payloads: Mapping[str, Mapping[str, Tensor]],
+) -> Mapping[str, Mapping[str, Tensor]]:
+    """The start of a chain: μ is that of the sums, whatever becomes of them."""
+    return {name: own for name, own in payloads.items() if name == "embedding"}
 
 
 def sample_rows(rows: np.ndarray, points: int, seed: int, domain: str) -> np.ndarray:
