@@ -66,8 +66,8 @@ def look(
     state: DomainState,
     keep: int,
 ) -> Seen:
-    """What `state` and images, stored in `batches`, come to. At most `keep` of them are kept, and
-    no more than so far where those are a sample.
+    """What `state` and images, stored in `batches`, come to; the state keeps at most `keep` of
+    them, and no more than so far if those are a sample.
 
     `labels` [n] of the images, or UNLABELLED. `chain` says what has to stay in memory: the images
     if it changes the backbone, their features if it has methods, or is None and may be any, and
