@@ -101,8 +101,8 @@ def made(seeds: Sequence[int]) -> Iterator[Case]:
 def measure(case: Case) -> list[Outcome]:
     torch.set_num_threads(1)
     x, y, domains = case.train
-    model = AdaptiveClassifier(seed=case.seed, settings=dict(case.settings), watch=unwatched)
-    model.fit(x, y, domains)
+    own: dict[str, Any] = {"settings": dict(case.settings), "device": "cpu"}
+    model = AdaptiveClassifier(seed=case.seed, **own, watch=unwatched).fit(x, y, domains)
     regression = LogisticRegression(max_iter=2000).fit(x, y)
     return [
         _at(case, model, regression, place, rows.astype("f4"), labels)

@@ -78,11 +78,7 @@ def run(seed: int, sites: tuple[int, ...], alpha: float | None) -> Found:
     fitted, every = rng.random(len(y)) < 0.8, np.ones(len(y), dtype=bool)
     part, names = rows.among(range(count), fitted), [f"site-{i}" for i in range(count)]
     head = fit_plain(part, HEADS, layers=True, dropout=0.5, seed=seed)
-    with torch.no_grad():
-        logits = head(x).logits
-    data = RehearsalData(
-        rows, names, np.arange(len(y)), fitted, every, True, True, logits, dropout=0.5
-    )
+    data = RehearsalData(rows, names, np.arange(len(y)), fitted, every, True, True, dropout=0.5)
     found = rehearse(data, HEADS, seed=seed)
     assert found is not None
     backbone, many = identity_backbone(x.shape[1]), count >= LEAST_DOMAINS

@@ -10,7 +10,7 @@ import pytest
 from acclimate.core.errors import RunError
 from acclimate.records.doubt import THRESHOLDS, forecasts
 from acclimate.records.rehearsal import Promise, Rehearsal, unrehearsed, verdict
-from acclimate.rehearse.conclusion import Trial, conclude
+from acclimate.rehearse.conclusion import Trial, conclude, with_controls
 from fixtures.errors import refused
 
 SITES = ("north", "south", "east", "west")
@@ -239,6 +239,49 @@ def test_the_verdict_where_it_pays() -> None:
         "`adapt` uses prior from 100 images on.",
         "Expected accuracy at a new site: 74.0 % (in nine of ten new sites at least 72.5 %).",
     ]
+
+
+def test_what_of_a_gain_is_the_sites_own_images() -> None:
+    """Controls are for the chain that is used, with so many images, at the sites as they are."""
+    found = concluded(trials({"prior": GAINS}))
+    controls = [
+        replace(trial, chain=name, accuracy=trial.accuracy + more, settings=())
+        for trial in trials({"prior": GAINS})
+        if trial.chain == "none"
+        for name, more in (("none", 0.0), ("neutral", 0.01), ("other", -0.02))
+    ]
+    found = with_controls(found, controls)
+    used = found.promise("prior", 100)
+    assert used.neutral == pytest.approx(0.01)
+    assert used.other == pytest.approx(-0.02)
+    assert "(+3.0 by the site's own images, −2.0 with another site's)" in verdict(found)[0]
+    assert found.promise("none", 100).neutral is None
+
+
+def test_the_cheapest_next_step() -> None:
+    found = concluded(trials({"prior": GAINS}))
+    promise = found.promise("prior", 100)
+    few, many = (
+        replace(promise, chain="labels", n=n, gain=gain, error=0.005)
+        for n, gain in ((10, 0.004), (20, 0.06))
+    )
+    site = replace(promise, chain="logistic", n=0, gain=0.02, error=0.01)
+    said = verdict(replace(found, labels=(few, many), another_site=site))[-1]
+    assert said == (
+        "What helps at a new site, in points: 20 labels of it (+6.0 ± 0.5), 100 unlabelled images "
+        "(+4.0 ± 0.4), one more labelled site to train on (+2.0 ± 1.0)."
+    )
+    noise = replace(site, gain=0.001)
+    plain = replace(found, labels=(few,), another_site=noise, chosen={5: "none", 100: "none"})
+    assert "beyond noise" in verdict(plain)[-1]
+
+
+def test_the_verdict_names_the_plain_head() -> None:
+    found = concluded(trials({"prior": GAINS}))
+    plain = found.promise("none", 100)
+    heads = replace(plain, accuracy=0.957), replace(plain, chain="logistic C=1", accuracy=0.961)
+    said = verdict(replace(found, head="logistic C=1", heads=heads))
+    assert any("logistic C=1: 96.1 %" in line and "network 95.7 %" in line for line in said)
 
 
 @pytest.mark.parametrize(("apart", "told"), [(0.08, True), (0.15, False)])

@@ -147,6 +147,8 @@ def site_inputs(trained: Trained, state: DomainState | None) -> dict[str, np.nda
         mu = table.means.mean(0)
         if embedding and state is not None:
             mu = state.mean
+        elif trained.plain_is_pair:
+            inputs["temperature"] *= trained.pair_temperature
         elif trained.table is None:
             mu = torch.full_like(mu, torch.nan)  # a plain model is not adapted by its second path
         inputs = {"site": mu, **inputs}

@@ -48,7 +48,7 @@ from acclimate.records.folder import (
     stored,
     write_checksums,
 )
-from acclimate.records.rehearsal import NETWORK, Rehearsal
+from acclimate.records.rehearsal import NETWORK, PAIR, STARTS, Rehearsal
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 CONFUSION, CENTRE = "rehearsal/confusion", "rehearsal/centre"  # names of tensors on disk
@@ -79,6 +79,10 @@ class Model(NamedTuple):
             state.require_width(len(mu))
             mu = state.mean
         return self.predictor.fold(mu.to(self.predictor.device)).eval()
+
+    def at_centre(self) -> "Model":
+        """The plain model that it is at the training domains' centre."""
+        return self._replace(predictor=self.at(None), embedding=None, table=None)
 
     def scaled(self, factor: float) -> "Model":
         """This model with its logits times `factor`."""
@@ -129,17 +133,31 @@ class Trained:
         """The model to start from with the domain's embedding, or without it. A rehearsed one is
         calibrated: its logits are divided by the temperature that fits held-out domains."""
         known = self.label_prior, self.label_ratios or None
-        if embedding and self.site is not None:
-            site, plain, centre = self.site, self._calibrated, None
-            warm, cold = self._temperature("embedding"), self._temperature("none")
-            weights = site.scale * cold / warm / 2, 1 / warm / 2
-            if self.centre is not None and site.centre is not None:
-                centre = torch.cat([self.centre, site.centre])
-            pair = PairHead(plain.head, site.predictor, weights).eval()
-            predictor = Predictor(plain.backbone, pair)
-            return Model(predictor, site.embedding, site.table, True, *known, centre)
+        if self.site is not None and (embedding or self.plain_is_pair):
+            model = self._second_path(self.site, self._temperature(STARTS[embedding]))
+            return model if embedding else model.at_centre()
         aware = self.config.train.prior_aware
         return Model(self._calibrated, self.embedding, self.table, aware, *known, self.centre)
+
+    @property
+    def plain_is_pair(self) -> bool:
+        """Whether the plain model is the second path at the training domains' centre."""
+        return self.rehearsal is not None and self.rehearsal.head == PAIR
+
+    @property
+    def pair_temperature(self) -> float:
+        """By what logits at the centre are divided more than those with a domain's μ."""
+        return self._temperature("none") / self._temperature("embedding")
+
+    def _second_path(self, site: Site, temperature: float) -> Model:
+        """The mean of the plain network and of F(·, μ), with logits divided by a temperature."""
+        weights, centre = (site.scale / temperature / 2, 1 / temperature / 2), None
+        if self.centre is not None and site.centre is not None:
+            centre = torch.cat([self.centre, site.centre])
+        pair = PairHead(self.predictor.head, site.predictor, weights).eval()
+        known = self.label_prior, self.label_ratios or None
+        predictor = Predictor(self.predictor.backbone, pair)
+        return Model(predictor, site.embedding, site.table, True, *known, centre)
 
     @cached_property
     def _calibrated(self) -> Predictor:
@@ -208,7 +226,7 @@ def _load(folder: Path, device: torch.device | str) -> Trained:
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains, val_domains, test_domains = map(described.texts, DOMAINS_AND_CLASSES)
     digest = described.text("digest")
-    linear = rehearsal is not None and rehearsal.head != NETWORK
+    linear = rehearsal is not None and rehearsal.head not in (NETWORK, PAIR)
     predictor, embedding = _networks(config, len(classes), len(domains), tensors, path, linear)
     table, site, confusion, centre = None, None, tensors.get(CONFUSION), tensors.get(CENTRE)
     _require(confusion is None or confusion.shape == (len(classes),) * 2, path)

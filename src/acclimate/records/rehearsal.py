@@ -17,7 +17,9 @@ from acclimate.core.text import count, percent, signed
 from acclimate.records.doubt import TARGETS, Answer, Forecast, answer_for
 
 T = TypeVar("T")
-NETWORK = "network"  # the plain head that a run has trained
+NETWORK = "network"  # the plain head that a run has trained,
+PAIR = "pair"  # and its mean with the second path at the training domains' centre
+STARTS = ("none", "embedding")  # of chains: the plain model, or F(·, μ) beside it
 LEAST_ERROR = 0.001  # of a mean gain: a few domains that agree do so by chance
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance
 Frequencies = Literal["as they are", "drawn anew"]
@@ -236,7 +238,7 @@ def _next_steps(rehearsal: Rehearsal, most: int) -> Iterable[str]:
         gain = gain_text(rehearsal.another_site)
         steps.append((rehearsal.another_site, f"one more labelled site to train on ({gain})"))
     chain = rehearsal.chosen[most]
-    if chain != "none":
+    if steps and chain != "none":
         promise = rehearsal.promise(chain, most)
         steps.append((promise, f"{most} unlabelled images ({gain_text(promise)})"))
     sure = [(p, said) for p, said in steps if p.gain > (p.error or math.inf)]

@@ -7,6 +7,7 @@ trained, it has seen them, and the rehearsal says so; unless whole models were t
 (`rehearse.training`), which are then used with the features of their own backbones.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -39,7 +40,7 @@ from acclimate.learn.models import Head, Output, Predictor
 from acclimate.learn.models.predictors import PairHead, identity_backbone, on_hidden
 from acclimate.learn.site import LEAST_DOMAINS, Features, Site, fit_plain, fit_site, mean_hidden
 from acclimate.records.doubt import count_answers, scores_of
-from acclimate.records.rehearsal import NETWORK, Frequencies, Rehearsal
+from acclimate.records.rehearsal import NETWORK, PAIR, STARTS, Frequencies, Rehearsal
 from acclimate.rehearse.conclusion import (
     Trial,
     Tried,
@@ -63,12 +64,12 @@ from acclimate.runs.identity import run_identity
 from acclimate.runs.session import Session
 from acclimate.runs.training import Rehearsed
 
-STARTS = ("none", "embedding")  # of chains: the plain model, or F(·, μ) beside it
 MOST_CONFUSED = 1024  # classes up to which a confusion matrix is kept
 ENOUGH_DOMAINS = 10  # from here on, the domains themselves show how label frequencies vary
 BY_CHANCE = 0.05  # what differs no more than once in so many times without a cause
 CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn anew from
 LABELLED = (5, 10, 20, 50)  # images of a new site that somebody might label
+MOST_LABELLED = 20  # sites whose labels are tried
 STRENGTHS = (10.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # of `labels`; of equal ones the firmest
 _GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
 
@@ -82,11 +83,18 @@ class FoldModels(NamedTuple):
     features: Features  # that they are on
     models: Mapping[str, Model]  # by `STARTS`
     rows: np.ndarray  # of the domains they know: those that they were not fitted on,
-    logits: Tensor  # and the plain model's logits for them
+    logits: Tensor  # the plain model's logits for them,
+    base: Tensor  # and those of its head without the second path
 
     @property
     def labels(self) -> Tensor:
         return self.features.y[self.rows]
+
+    def at_centre(self) -> "FoldModels":
+        """Models of which the plain one is the second path at the training domains' centre."""
+        plain = self.models["embedding"].at_centre()
+        logits = _logits(plain.predictor, self.features, self.rows)
+        return self._replace(models={**self.models, "none": plain}, logits=logits)
 
 
 def confusion_of(logits: Tensor, labels: Tensor) -> Tensor | None:
@@ -116,6 +124,9 @@ def rehearse_run(
         now.watch("heads", 0, 1, "all sites")
         site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, store=store)
 
+    if data.exact and data.layers and retrained is None and len(every) > 1:
+        heads[NETWORK] = _fit_network(data, part, config.adapt.site, config.seed, store)
+
     def logits_of(name: str) -> Tensor:
         if name not in heads:
             heads.update(fit_regressions(part, [name]))
@@ -139,15 +150,17 @@ def rehearse_run(
     if rehearsal is None:
         return Rehearsed()
     new, own = data.new_rows(every), data.unfitted(every)
-    head = heads[rehearsal.head]
+    head = heads[NETWORK if rehearsal.head == PAIR else rehearsal.head]
     if site is not None and "embedding" in rehearsal.chains:
         centre = mean_hidden(site.at_centre(), own)
         site = replace(site, scale=rehearsal.plain_scale, centre=centre)
     else:
         site = None
-    logits = logits_of(rehearsal.head)[new] / rehearsal.temperatures["none"]
-    confusion = confusion_of(logits, features.y[new])
-    chosen = None if rehearsal.head == NETWORK else head
+    logits = _logits(head, features, new)
+    if rehearsal.head == PAIR and site is not None:
+        logits = (site.scale * logits + _logits(site.at_centre(), features, new)) / 2
+    confusion = confusion_of(logits / rehearsal.temperatures["none"], features.y[new])
+    chosen = None if head is predictor.head else head
     return Rehearsed(site, rehearsal, confusion, mean_hidden(head, own), chosen)
 
 
@@ -222,8 +235,10 @@ def _conclusion(
     }
     temperatures = {start: _temperature(own.sum(0)) for start, own in losses.items()}
     stood_in = [domain.fold for domain in held_out if len(domain.fold.rows)]
-    louder = 1.0 if final is None else _louder(final(head), stood_in)
-    temperatures["none"] *= louder
+    base = NETWORK if head == PAIR else head
+    louder = 1.0 if final is None else _louder(final(base), stood_in)
+    if head != PAIR:
+        temperatures["none"] *= louder  # of a pair, only the network's part has another scale
     trials: list[Trial] = []
     for place, domain in enumerate(held_out):
         # Temperatures come from the other domains: a domain's own labels must not help it.
@@ -251,7 +266,8 @@ def _conclusion(
     for place, domain in enumerate(held_out):
         watch("labels", place, len(held_out), domain.name)
         file = store and store / f"labels-{place + 1}.json"
-        labelled += _once(file, partial(domain.label_trials, found, seed))
+        if place < MOST_LABELLED:
+            labelled += _once(file, partial(domain.label_trials, found, seed))
         other = data.held_out((domain.number + 1) % len(data.names))
         file = store and store / f"controls-{place + 1}.json"
         controls += _once(file, partial(domain.controls, found, other, seed))
@@ -307,15 +323,7 @@ def _fit_fold(
         features = replace(features, x=x)
     part = features.among(fold.others, data.fitted & fold.apart)
     if retrained is None:
-        network = fit_plain(
-            part,
-            config,
-            layers=data.layers,
-            prior_aware=data.prior_aware,
-            dropout=data.dropout,
-            seed=seed,
-            store=store,
-        )
+        network = _fit_network(data, part, config, seed, store)
     site = None
     if data.second and len(fold.others) >= LEAST_DOMAINS:
         names = [data.names[d] for d in fold.others]
@@ -323,6 +331,11 @@ def _fit_fold(
     held_out = {data.names[d]: data.held_out(d) for d in fold.held_out}
     alone = retrained is not None or not data.layers
     heads = {NETWORK: network} | ({} if alone else fit_regressions(part))
+    new = replace(data.unfitted(fold.others), x=features.x)
+    models = {name: _models(data, fold, new, part, head, site) for name, head in heads.items()}
+    if site is not None:
+        models[PAIR] = models[NETWORK].at_centre()
+        heads[PAIR] = models[PAIR].models["none"].predictor
     trials, fewer = accuracies(heads, features, held_out), list[Trial]()
     if not alone and 2 < len(data.names) <= LEAVE_ONE_OUT:
         dropped = fold.others[fold.number % len(fold.others)]
@@ -330,9 +343,23 @@ def _fit_fold(
         rest = features.among(others, data.fitted & fold.apart)
         pair = {NETWORK: fit_regressions(rest, [LIGHT])[LIGHT], LIGHT: heads[LIGHT]}
         fewer = accuracies(pair, features, held_out)
-    new = replace(data.unfitted(fold.others), x=features.x)
-    models = {name: _models(data, fold, new, part, head, site) for name, head in heads.items()}
     return FoldHeads(fold, models, trials, fewer)
+
+
+def _fit_network(
+    data: RehearsalData, part: Features, config: SiteConfig, seed: int, store: Path | None
+) -> Predictor:
+    """The plain network on features: for folds, and then on all domains for the model itself, so
+    that what was rehearsed is what is used."""
+    return fit_plain(
+        part,
+        config,
+        layers=data.layers,
+        prior_aware=data.prior_aware,
+        dropout=data.dropout,
+        seed=seed,
+        store=store,
+    )
 
 
 @torch.no_grad()
@@ -351,7 +378,8 @@ def _models(
         both = torch.cat([centre, mean_hidden(site.at_centre(), new)])
         models["embedding"] = Model(pair, site.embedding, site.table, True, *known, both)
     rows = data.new_rows(fold.others)
-    return FoldModels(new, models, rows, _logits(head, new, rows))
+    logits = _logits(head, new, rows)
+    return FoldModels(new, models, rows, logits, logits)
 
 
 @torch.no_grad()
@@ -534,9 +562,10 @@ class HeldOutDomain:
         """The model that chains from `start` begin with, on the hidden layer [rows, h]: methods
         look at that layer, and change nothing below it."""
         predictor, output = self._start(start, seen)
-        model = self.fold.models[start]
-        last = model._replace(predictor=on_hidden(predictor), embedding=None, table=None)
-        return last, output.hidden
+        # On the CPU: many small operations, for each of which a GPU would be waited for.
+        last = copy.deepcopy(on_hidden(predictor)).cpu()
+        model = self.fold.models[start]._replace(predictor=last, embedding=None, table=None)
+        return model, output.hidden.cpu()
 
 
 def _candidates(*, many_domains: bool) -> Iterator[tuple[Chain, Tried]]:
@@ -595,7 +624,7 @@ def _louder(logits: Tensor, known: Sequence[FoldModels]) -> float:
     if not known:
         return 1.0
     own = fmean(_spread(logits[fold.rows]) for fold in known)
-    stood_in = fmean(_spread(fold.logits) for fold in known)
+    stood_in = fmean(_spread(fold.base) for fold in known)
     return _bounded(own / max(stood_in, 1e-9))
 
 

@@ -13,6 +13,9 @@ training as it is, and says so.
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +32,8 @@ LOWER = "lower train.per_domain, embedding.per_domain or data.image_size"
 # Below, capturing or compiling takes longer than it saves. The whole run counts, not what is left
 # of it: a resumed run must compute as before.
 GRAPHED_FROM, COMPILED_FROM = 100, 10_000
+# While a graph is captured, other threads go on pinning memory, which by default would break it.
+IN_THIS_THREAD: dict[str, Any] = {"capture_error_mode": "thread_local"}
 SPARE = 2  # times the memory of a step, which a graph must leave room for: it has its own
 
 
@@ -136,6 +141,16 @@ class FasterBody:
             self._shape = x.shape
         except Exception as error:  # whatever a compiler, or a capture, may stumble over
             self.say(f"not {what}: {reason_of(error)}")
+            if x.device.type == "cuda":
+                renew_generator(x.device)
+
+
+def renew_generator(device: torch.device) -> None:
+    """Give a GPU's own generator a state that no graph is captured with. A capture that fails
+    leaves the old one as if it went on, and whatever draws from it would fail (torch 2.11)."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    fresh = torch.Generator(device).manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 class _Body(nn.Module):
@@ -156,7 +171,10 @@ def graphed(backbone: Backbone, x: Tensor) -> Callable[[Tensor], Tensor]:
         raise RuntimeError("too little memory is free")
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     # Without autocast's cache, which would keep what lies in a graph's memory for others.
-    with torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False):
+    with (
+        torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False),
+        mock.patch.object(torch.cuda, "graph", partial(torch.cuda.graph, **IN_THIS_THREAD)),
+    ):
         body: Callable[[Tensor], Tensor] = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
             _Body(backbone), (torch.zeros_like(x),), allow_unused_input=True
         )
