@@ -39,6 +39,12 @@ def train(
         bool, typer.Option("--dry-run", help="Say what would be trained, and stop.")
     ] = False,
     device: Device = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Cores to take, where others work on this machine. [default: all]"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train a classifier. A killed run resumes when the same command is repeated.
@@ -49,6 +55,7 @@ def train(
     Settings come from the defaults, then --preset, then --config, then the flags and --set.
     Under torchrun several processes share the work.
     """
+    from acclimate.core.distributed import use_threads
     from acclimate.data.manifest import Manifest
     from acclimate.data.readers import data_name
     from acclimate.records.folder import RunFolder
@@ -56,6 +63,8 @@ def train(
     from acclimate.runs.identity import run_identity
     from acclimate.runs.plan import make_plan
 
+    if threads is not None:
+        use_threads(threads)
     chosen = gather(preset, config, flags, parse_assignments(settings or []), recipe=RECIPE)
     recipe = chosen.algorithm + ("-rehearsed" if chosen.adapt.rehearse else "")
     folder = out or Path("runs") / f"{data_name(data)}-{recipe}-{chosen.seed}"

@@ -113,9 +113,21 @@ def joined(device: str = "auto") -> Iterator[World]:
         dist.destroy_process_group()
 
 
+_share: int | None = None  # of the cores, that this process was told to take
+
+
+def use_threads(count: int) -> None:
+    """Take no more than so many cores from now on: others work on this machine, too."""
+    global _share
+    _share = count
+    torch.set_num_threads(count)
+
+
 def cores() -> int:
     """That this process may use: a container often has fewer than its machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    found = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(found, _share or found)
 
 
 @contextmanager

@@ -90,11 +90,12 @@ def _train(task: Task, folder: SweepFolder) -> Path:
     """Train the run or the embedding; returns its folder."""
     import torch
 
+    from acclimate.core.distributed import use_threads
     from acclimate.rehearse.training import train
     from acclimate.runs.training import train_embedding
 
     if task.threads:
-        torch.set_num_threads(task.threads)
+        use_threads(task.threads)
     try:
         manifest = _open(task.data, task.digest)
         config = from_dict(RunConfig, task.config, where=task.id)
