@@ -19,7 +19,9 @@ SOURCE = Path(acclimate.__file__).parent
         ("da-erm", "erm", True, None, "embedding", "DA-ERM"),
         ("group-dro", "group-dro", False, "da-group-dro", "none", "GroupDRO"),
         ("da-cdann", "cdann", True, None, "embedding", "DA-C-DANN"),
-        ("Fish", "Fish", False, "da-Fish", "none", "Fish"),
+        ("da-fishr", "fishr", True, None, "embedding", "DA-Fishr"),
+        ("ib-erm", "ib-erm", False, "da-ib-erm", "none", "IB-ERM"),
+        ("IGA", "IGA", False, "da-IGA", "none", "IGA"),
     ],
 )
 def test_what_a_name_says(
