@@ -19,9 +19,9 @@ WIDE = 2048  # features from which the projection's layers are no wider than tho
 class SelfReg(Algorithm):
     """The risk and the mean squared difference between rows and others of their class.
 
-    Compared are logits and hidden features behind a projection, with those of one other row and
-    with a mixture of two, which are weighted as they are mixed. The sum is scaled by the risk, by 1
-    at most. A domain plays no part.
+    Logits are compared with logits, hidden features with what a projection makes of the other
+    row's: with one other row, and with a mixture of two; the two distances are weighted as that is
+    mixed. The sum is scaled by the risk, by 1 at most. A domain plays no part.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -39,23 +39,23 @@ class SelfReg(Algorithm):
         one, two = (_same_class(y, torch.from_numpy(rng.random(len(y)))) for _ in range(2))
         ratio = float(rng.beta(0.5, 0.5))
         gap = sum(
-            weight * _differences(values, one, two, ratio)
-            for weight, values in ((1, logits), (FEATURES, self.projection(hidden)))
+            weight * _distance(values, others, one, two, ratio)
+            for weight, values, others in (
+                (1, logits, logits),
+                (FEATURES, hidden, self.projection(hidden)),
+            )
         )
         scale = self.world.mean(risk.detach()).clamp_max(1)
         return Losses(risk=risk, penalty=scale * gap)
 
 
 def _projection(features: int) -> nn.Module:
-    """Three layers with batch norm, which makes biases superfluous; differences have no use for
-    the last one either."""
+    """Three layers with batch norm, which makes their biases superfluous."""
     width = features if features >= WIDE else 2 * features
-    last = nn.BatchNorm1d(features)
-    last.bias.requires_grad_(False)
     return nn.Sequential(
         *(nn.Linear(features, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()),
         *(nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()),
-        *(nn.Linear(width, features, bias=False), last),
+        *(nn.Linear(width, features, bias=False), nn.BatchNorm1d(features)),
     )
 
 
@@ -66,10 +66,10 @@ def _same_class(y: Tensor, noise: Tensor) -> Tensor:
     return torch.empty_like(by_class).index_copy(0, by_class, shuffled)
 
 
-def _differences(values: Tensor, one: Tensor, two: Tensor, ratio: float) -> Tensor:
-    """Mean squared differences from row `one`, and from its mixture with `two`, at `ratio`:
-    [b, d], [b], [b] -> []"""
-    values = widened(values)
-    mixed = ratio * values[one] + (1 - ratio) * values[two]
-    differences: Tensor = ratio * F.mse_loss(values, values[one])
-    return differences + (1 - ratio) * F.mse_loss(values, mixed)
+def _distance(values: Tensor, others: Tensor, one: Tensor, two: Tensor, ratio: float) -> Tensor:
+    """Mean squared distances of `values` from `others` in row `one`, and from their mixture with
+    those in row `two`, at `ratio`: [b, d], [b, d], [b], [b] -> []"""
+    values, others = widened(values), widened(others)
+    mixed = ratio * others[one] + (1 - ratio) * others[two]
+    to_one: Tensor = F.mse_loss(values, others[one])
+    return ratio * to_one + (1 - ratio) * F.mse_loss(values, mixed)
