@@ -252,6 +252,20 @@ def test_each_side_of_sagnet_has_its_own_loss() -> None:
     assert other.predictor.backbone.body[0].weight.grad.any()
 
 
+def test_sagnets_features_learn_by_their_style_alone() -> None:
+    """The slope by a row is one of its mean and variance: along ones and its centred features."""
+    one, kept = algorithm("sagnet", penalty=3.0), []
+    one.predictor.register_forward_hook(lambda _, given, output: kept.append(output.hidden))
+    penalty = one(BATCH, 0).penalty
+    (hidden,) = kept
+    (slopes,) = torch.autograd.grad(penalty, hidden)
+    assert slopes.any(1).all()
+    for slope, row in zip(slopes, hidden.detach(), strict=True):
+        ways = torch.stack([torch.ones_like(row), row], dim=1)
+        rest = slope - ways @ torch.linalg.lstsq(ways, slope[:, None]).solution[:, 0]
+        assert rest.abs().max() < 1e-9 * slope.abs().max()
+
+
 # Random halves
 
 
