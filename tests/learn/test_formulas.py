@@ -391,6 +391,42 @@ def test_gradient_variances_by_hand() -> None:
     assert gradient_variances(residual, inputs, groups).ravel().tolist() == [0.25, 0.0]
 
 
+# Mean features
+
+
+def test_mtl_is_a_linear_layer_on_features_and_their_running_mean() -> None:
+    one = algorithm("mtl", ema=0.75).train()
+    some = BATCH.take((BATCH.domain != 1).nonzero()[:, 0])
+    one.domains, known = 3, {}
+    last, beside = one.predictor.last, one.of_mean.weight.detach().numpy()
+    weight = np.concatenate([last.weight.detach().numpy(), beside], axis=1)  # of [h, e]
+    for step, rows in enumerate([some, BATCH, some]):
+        _, hidden, _ = outputs(one, rows)
+        for domain, own in zip(rows.domain.unique().tolist(), by_domain(hidden, rows), strict=True):
+            mean = own.mean(axis=0)
+            known[domain] = 0.75 * mean + 0.25 * known.get(domain, mean)
+        bias = last.bias.detach().numpy() - beside @ np.mean([*known.values()], axis=0)
+        risks = []
+        for h, domain, y in zip(hidden, rows.domain.tolist(), rows.y.tolist(), strict=True):
+            risks.append(surprise(weight @ np.concatenate([h, known[domain]]) + bias, y))
+        assert parts(one(rows, step)) == pytest.approx((np.mean(risks), None))
+        with torch.no_grad():
+            one.predictor.backbone.body[0].weight *= 1.2
+    before = one.state_dict()["means"].clone()
+    with torch.no_grad():
+        one(BATCH, 3)
+    one.eval()(BATCH, 3)
+    assert torch.equal(one.means, before) and one.counts.tolist() == [3, 1, 3]
+
+
+def test_mtls_gradient_goes_through_the_means() -> None:
+    one = algorithm("mtl", ema=1.0)
+    for parameter in one.predictor.last.parameters():
+        parameter.data.zero_()
+    one(BATCH, 0).risk.backward()
+    assert one.predictor.backbone.body[0].weight.grad.any()
+
+
 # The pretrained backbone
 
 

@@ -87,6 +87,7 @@ class Algorithm(Objective):
     """Subclasses define `forward` and, where they have settings, `Config`, a frozen dataclass."""
 
     Config: ClassVar[type[Any]] = NoSettings
+    over_mu: ClassVar[bool] = True  # whether it also runs over a predictor that sees μ
 
     def __init__(
         self,

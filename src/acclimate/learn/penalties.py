@@ -116,6 +116,16 @@ def irm(logits: Tensor, y: Tensor, groups: Groups) -> Tensor:
     return product
 
 
+def domain_means(hidden: Tensor, groups: Groups) -> Tensor:
+    """The mean of each domain's rows: [b, d] -> [m, d]"""
+    hidden = widened(hidden)
+    # Two passes: a large common offset would otherwise cost digits.
+    offset = hidden.detach().mean(0)
+    with torch.autocast(hidden.device.type, enabled=False):
+        sums = groups.members(hidden).T @ (hidden - offset)
+    return sums / groups.count[:, None] + offset
+
+
 def variance_within(hidden: Tensor, domain: Tensor) -> Tensor:
     """Variance of a feature within a domain, mean over features and domains. [b, d], [b] -> []"""
     hidden = widened(hidden)
@@ -163,10 +173,7 @@ def _kernel(squared: Tensor) -> Tensor:
 
 def _centre(hidden: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Rows less their domain's mean, and the means: [b, d] -> [b, d], [m, d]"""
-    # Two passes: a large common offset would otherwise cost digits.
-    offset = hidden.detach().mean(0)
-    sums = groups.members(hidden).T @ (hidden - offset)
-    means = sums / groups.count[:, None] + offset
+    means = domain_means(hidden, groups)
     return hidden - means[groups.index], means
 
 

@@ -1,6 +1,7 @@
 """THE table of algorithms. A new one is a file beside this one and a row here.
 
-Each row gives two names: `coral` runs over a plain predictor, `da-coral` over a conditioned one.
+Each row gives two names: `coral` runs over a plain predictor, `da-coral` over a conditioned one,
+but for algorithms that know the domain by other means.
 """
 
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from typing import Any
 
 from acclimate.config import AlgorithmName, from_dict
 from acclimate.config.settings import OVER_MU
-from acclimate.core.errors import unknown
+from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.algorithms.alignment import MMD, CausIRLCoral, CausIRLMMD, Coral
 from acclimate.learn.algorithms.dann import CDANN, DANN
 from acclimate.learn.algorithms.eqrm import EQRM
@@ -22,6 +23,7 @@ from acclimate.learn.algorithms.irm import IRM
 from acclimate.learn.algorithms.miro import MIRO
 from acclimate.learn.algorithms.mixup import Mixup
 from acclimate.learn.algorithms.mldg import MLDG
+from acclimate.learn.algorithms.mtl import MTL
 from acclimate.learn.algorithms.rsc import RSC
 from acclimate.learn.algorithms.sagnet import SagNet
 from acclimate.learn.algorithms.sd import SD
@@ -52,6 +54,7 @@ ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
     "causirl-mmd": (CausIRLMMD, "mmd between two random mixtures of the domains"),
     "fish": (Fish, "gradients of the same direction in every domain"),
     "fishr": (Fishr, "gradients of the same variance in every domain"),
+    "mtl": (MTL, "a classifier that also sees the mean features of the domain"),
     "miro": (MIRO, "features near those of the pretrained backbone"),
 }
 
@@ -72,6 +75,11 @@ def choose(name: str, settings: dict[str, Any] | None = None) -> ChosenAlgorithm
     if parsed.base not in ALGORITHMS:
         raise unknown(f"there is no algorithm '{name}'", name, names())
     build, about = ALGORITHMS[parsed.base]
+    if parsed.adaptive and not build.over_mu:
+        raise ConfigError(
+            f"there is no '{name}': {parsed.base} has an embedding of domains of its own; use "
+            f"--algorithm {parsed.base}, or {AlgorithmName('erm', adaptive=True)}"
+        )
     checked = from_dict(build.Config, settings or {}, where=name, prefix="hparams.")
     if parsed.adaptive:
         about += OVER_MU
@@ -79,4 +87,5 @@ def choose(name: str, settings: dict[str, Any] | None = None) -> ChosenAlgorithm
 
 
 def names() -> Iterable[str]:
-    return [*ALGORITHMS, *(str(AlgorithmName(name, adaptive=True)) for name in ALGORITHMS)]
+    over_mu = [name for name, (build, _) in ALGORITHMS.items() if build.over_mu]
+    return [*ALGORITHMS, *(str(AlgorithmName(name, adaptive=True)) for name in over_mu)]

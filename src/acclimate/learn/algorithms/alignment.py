@@ -63,8 +63,8 @@ class _CausIRL(_Alignment):
 
 
 class CausIRLCoral(_CausIRL, Coral):
-    pass
+    """The halves' means and covariances are aligned."""
 
 
 class CausIRLMMD(_CausIRL, MMD):
-    pass
+    """The halves' kernel means are aligned."""
