@@ -108,7 +108,7 @@ def test_there_is_an_example_of_every_addition() -> None:
     assert len(linked) == len({*EXAMPLES, *LINES}) == 11 and {*linked} <= headings
 
 
-@pytest.mark.parametrize("name", ["vrex", "da-vrex"])
+@pytest.mark.parametrize("name", ["mm-rex", "da-mm-rex"])
 def test_an_algorithm(name: str, add: Any, tiny: Tiny, features: Manifest, tmp_path: Path) -> None:
     add("algorithm", ALGORITHMS)
     config = tiny(name, hparams={"penalty": 2.0}, test_domains=("site-0",))

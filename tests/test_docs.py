@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The examples of CONTRIBUTING.md, and a file of DomainBed's.
 INVENTED = {
     "here.py",
-    "vrex.py",
+    "mm_rex.py",
     "smoothed.py",
     "balance.py",
     "stripes.py",

@@ -27,6 +27,7 @@ COMMANDS = [
     "train missing-images.csv --algorithm erm",
     "train broken-images --algorithm erm",
     f"{TRAIN} --algorithm da-erw",
+    f"{TRAIN} --algorithm da-mtl",
     f"{TRAIN} --preset geo-yfc",
     f"{TRAIN} --config nowhere.toml",
     f"{TRAIN} --config broken.toml",

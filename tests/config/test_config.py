@@ -276,10 +276,14 @@ def test_presets_are_the_papers(key: str) -> None:
     assert tuple(flat(as_dict(run(preset(name))))[key] for name in NAMES) == PAPER[key]
 
 
-def test_one_preset_is_ours() -> None:
-    assert set(PRESETS) - set(NAMES) == {"rehearsed"}
+def test_one_preset_is_ours_and_one_a_baseline() -> None:
+    assert set(PRESETS) - set(NAMES) == {"rehearsed", "erm-plus-plus"}
     found = run(preset("rehearsed"))
     assert (found.algorithm, found.adapt.rehearse, found.model.dropout) == ("erm", True, 0.5)
+    baseline = run(preset("erm-plus-plus"))
+    average = baseline.train.average
+    assert (baseline.algorithm, baseline.model.freeze_batch_norm) == ("erm", "no")
+    assert (average.kind, average.start * baseline.train.steps) == ("window", 600)
 
 
 def test_presets_hold_the_papers_grids() -> None:

@@ -56,7 +56,7 @@ def test_losses_and_weights_of_embeddings(name: str) -> None:
 
 
 def test_only_a_step_within_a_step_cannot_be_divided() -> None:
-    assert {*names()} - {*DIVISIBLE} == {"mldg", "da-mldg"}
+    assert {*names()} - {*DIVISIBLE} == {"mldg", "da-mldg", "fish", "da-fish"}
 
 
 def seeing(*layers: nn.Module) -> tuple[Backbone, list[int]]:

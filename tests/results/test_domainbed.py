@@ -193,7 +193,7 @@ def test_trials_algorithms_and_data_sets_are_apart_and_in_order(tmp_path: Path) 
         [line(0, [1], 0, [0.5, accuracy], [0.5, 0.5], **kind)]
         for accuracy, kind in [
             (0.1, {"dataset": "VLCS"}),
-            (0.2, {"algorithm": "VREx"}),
+            (0.2, {"algorithm": "ANDMask"}),
             (0.3, {"trial": 1}),
             (0.4, {}),
             (0.5, {"dataset": "Debug28", "algorithm": "GroupDRO"}),
@@ -204,7 +204,7 @@ def test_trials_algorithms_and_data_sets_are_apart_and_in_order(tmp_path: Path) 
         ("Debug28", "group-dro", 0, "env 1"): 0.5,
         ("PACS", "erm", 0, "cartoon"): 0.4,
         ("PACS", "erm", 1, "cartoon"): 0.3,
-        ("PACS", "VREx", 0, "cartoon"): 0.2,
+        ("PACS", "ANDMask", 0, "cartoon"): 0.2,
         ("VLCS", "erm", 0, "LabelMe"): 0.1,
     }
 
@@ -332,11 +332,13 @@ def test_a_folder_that_is_no_sweep_and_an_unknown_rule(tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert [label(name) for name in ("ERM", "GroupDRO", "CDANN", "VREx")] == [
+    theirs = ("ERM", "GroupDRO", "VREx", "CausIRL_CORAL", "ANDMask")
+    assert [label(name) for name in theirs] == [
         "erm",
         "group-dro",
-        "cdann",
-        "VREx",
+        "vrex",
+        "causirl-coral",
+        "ANDMask",
     ]
     assert domain_name("DomainNet", 3) == "quickdraw"
     assert domain_name("TerraIncognita", 1) == "location_38"

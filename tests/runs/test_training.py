@@ -227,6 +227,16 @@ def test_epochs_become_steps(features: Manifest, tiny: Tiny) -> None:
     assert plan.config.train.steps == round(3 * sum(map(len, plan.train_rows)) / (5 * 4))
 
 
+def test_a_run_that_ends_before_its_loss_is_complete_says_so(
+    features: Manifest, tiny: Tiny
+) -> None:
+    for anneal, said in ((10, False), (11, False), (12, True)):
+        plan = make_plan(tiny("vrex", hparams={"anneal": anneal}, **{"train.steps": 12}), features)
+        lines = [line for line in plan.decided if "hparams.anneal" in line]
+        assert len(lines) == said
+        assert all("vrex" in line and "step 12" in line for line in lines)
+
+
 def test_an_unseen_domain_that_cannot_be_scored_is_refused_before_training(
     fit: Fit, tmp_path: Path
 ) -> None:
@@ -267,10 +277,16 @@ def test_weights_of_another_network_are_refused(fit: Fit) -> None:
         Trained.load(path.parent)
 
 
-@pytest.mark.parametrize("name", ["dann", "da-group-dro", "irm", "mldg"])
+@pytest.mark.parametrize(
+    "name",
+    ["dann", "da-group-dro", "irm", "mldg", "fish", "da-fishr", "sagnet", "da-selfreg", "miro"],
+)
 @pytest.mark.parametrize("stop_at", [3, 5])
 def test_methods_with_state_resume_to_the_same_weights(fit: Fit, name: str, stop_at: int) -> None:
-    own = {"hparams": {"anneal": 4} if name == "irm" else {}, "test_domains": ["site-4"]}
+    own = {
+        "hparams": {"anneal": 4} if name in ("irm", "da-fishr") else {},
+        "test_domains": ["site-4"],
+    }
 
     def stop(phase: str, done: int, total: int, note: str) -> None:
         if (phase, done) == ("main", stop_at):

@@ -31,6 +31,7 @@ from acclimate.config.values import (
     read_toml,
     setting,
     settings_of,
+    uniform,
     with_settings,
 )
 
@@ -63,5 +64,6 @@ __all__ = [
     "read_toml",
     "setting",
     "settings_of",
+    "uniform",
     "with_settings",
 ]

@@ -25,7 +25,18 @@ from acclimate.core.errors import require_known
 
 _ADAPTIVE = "da-"
 OVER_MU = ", over a predictor that also sees the domain's embedding"  # what such a name adds
-_SPELLINGS = {"group-dro": "GroupDRO", "mixup": "Mixup", "cdann": "C-DANN"}
+_SPELLINGS = {
+    "group-dro": "GroupDRO",
+    "mixup": "Mixup",
+    "cdann": "C-DANN",
+    "vrex": "V-REx",
+    "selfreg": "SelfReg",
+    "sagnet": "SagNet",
+    "causirl-coral": "CausIRL-CORAL",
+    "causirl-mmd": "CausIRL-MMD",
+    "fish": "Fish",
+    "fishr": "Fishr",
+}
 
 
 @dataclass(frozen=True)

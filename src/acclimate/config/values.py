@@ -94,6 +94,10 @@ def log2(low: float, high: float) -> Search:
     return Search("log2", low, high)
 
 
+def uniform(low: float, high: float) -> Search:
+    return Search("uniform", low, high)
+
+
 def choice(*options: Any) -> Search:
     return Search("choice", options=options)
 

@@ -44,6 +44,10 @@ class World:
         if self.size == 1:
             return local
         parts = differentiable.all_gather(local.contiguous())  # type: ignore[no-untyped-call]
+        for part in parts:
+            if part.requires_grad:
+                # Its backward pass reads a gradient that is laid out column by column as rows.
+                part.register_hook(Tensor.contiguous)
         return torch.stack(parts, dim=1).flatten(0, 1)
 
     def whole(self, domain: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from acclimate.config import (
@@ -86,6 +87,7 @@ class Algorithm(Objective):
     """Subclasses define `forward` and, where they have settings, `Config`, a frozen dataclass."""
 
     Config: ClassVar[type[Any]] = NoSettings
+    over_mu: ClassVar[bool] = True  # whether it also runs over a predictor that sees μ
 
     def __init__(
         self,
@@ -103,6 +105,12 @@ class Algorithm(Objective):
 
     def predict(self, batch: Batch) -> Output:
         return self.adjusted(self.predictor(batch.x, batch.mu), batch)
+
+    def with_hidden(self, output: Output, hidden: Tensor) -> Tensor:
+        """The logits for another hidden layer, [b, h] -> [b, classes]: the last layer's, beside
+        whatever else made those of `output` (dropout, a condition on μ)."""
+        change = F.linear(hidden - output.hidden, self.predictor.last.weight)
+        return output.logits + change
 
     @staticmethod
     def adjusted(output: Output, batch: Batch) -> Output:

@@ -116,6 +116,39 @@ def irm(logits: Tensor, y: Tensor, groups: Groups) -> Tensor:
     return product
 
 
+def domain_means(hidden: Tensor, groups: Groups) -> Tensor:
+    """The mean of each domain's rows: [b, d] -> [m, d]"""
+    hidden = widened(hidden)
+    # Two passes: a large common offset would otherwise cost digits.
+    offset = hidden.detach().mean(0)
+    with torch.autocast(hidden.device.type, enabled=False):
+        sums = groups.members(hidden).T @ (hidden - offset)
+    return sums / groups.count[:, None] + offset
+
+
+def variance_within(hidden: Tensor, domain: Tensor) -> Tensor:
+    """Variance of a feature within a domain, mean over features and domains. [b, d], [b] -> []"""
+    hidden = widened(hidden)
+    groups = Groups.of(domain, hidden.device)
+    with torch.autocast(hidden.device.type, enabled=False):
+        centred, _ = _centre(hidden, groups)
+        sums = groups.members(hidden).T @ centred.square().mean(1)
+    variances = sums / (groups.count - 1).clamp_min(1)  # 0 of a single row, which does not count
+    mean: Tensor = variances.sum() / (groups.count > 1).sum().clamp_min(1)
+    return mean
+
+
+def gradient_variances(residual: Tensor, inputs: Tensor, groups: Groups) -> Tensor:
+    """The variance within each domain of the rows' gradients r hᵀ by a linear layer's weights, from
+    E[r²h²] − E[r h]², without forming a row's. [b, c], [b, h] -> [m, c, h]
+    """
+    with torch.autocast(residual.device.type, enabled=False):
+        shares = (groups.members(residual) / groups.count).T[:, None]  # [m, 1, b]
+        means = (shares * residual.T) @ inputs
+        squares = (shares * residual.T.square()) @ inputs.square()
+        return squares - means.square()
+
+
 def _slopes(logits: Tensor, y: Tensor) -> Tensor:
     """Gradient of a row's cross-entropy by a scale of its logits: Σ_k p_k z_k − z_y. [b]"""
     return (logits.softmax(1) * logits).sum(1) - logits.gather(1, y[:, None])[:, 0]
@@ -140,10 +173,7 @@ def _kernel(squared: Tensor) -> Tensor:
 
 def _centre(hidden: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """Rows less their domain's mean, and the means: [b, d] -> [b, d], [m, d]"""
-    # Two passes: a large common offset would otherwise cost digits.
-    offset = hidden.detach().mean(0)
-    sums = groups.members(hidden).T @ (hidden - offset)
-    means = sums / groups.count[:, None] + offset
+    means = domain_means(hidden, groups)
     return hidden - means[groups.index], means
 
 

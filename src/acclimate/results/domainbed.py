@@ -22,8 +22,12 @@ from acclimate.results.runs import Key
 
 RESULTS = "results.jsonl"
 
-OURS = ("ERM", "IRM", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN")
-ALGORITHMS = {"GroupDRO": "group-dro", **{name: name.lower() for name in OURS}}
+OURS = (
+    *("ERM", "IRM", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN", "VREx", "EQRM", "IB_ERM"),
+    *("SD", "RSC", "SelfReg", "SagNet", "CausIRL_CORAL", "CausIRL_MMD", "Fish", "Fishr"),
+    *("MTL", "MIRO"),
+)
+ALGORITHMS = {name: name.lower().replace("_", "-") for name in OURS} | {"GroupDRO": "group-dro"}
 
 
 @dataclass(frozen=True, kw_only=True)

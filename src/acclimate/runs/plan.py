@@ -144,7 +144,7 @@ def make_plan(
     plan, freezing = _resolve(plan, side, device)
     plan, rehearsing = _resolve_rehearsal(plan, device)
     _check_training(plan.config, algorithm)
-    lines = (left_out, _shared_line(plan), freezing, rehearsing)
+    lines = (left_out, _shared_line(plan), freezing, rehearsing, _late_line(plan))
     return replace(plan, decided=tuple(line for line in lines if line))
 
 
@@ -245,6 +245,17 @@ def _check_training(config: RunConfig, algorithm: ChosenAlgorithm) -> None:
             f"{count(train.steps, 'step')} have {validations}; lower train.evaluate_every from "
             f"{train.evaluate_every}"
         )
+
+
+def _late_line(plan: Plan) -> str:
+    """That the run ends before its algorithm's loss is complete."""
+    begins, steps = getattr(plan.algorithm.settings, "anneal", 0), plan.config.train.steps
+    if begins < steps:
+        return ""
+    return (
+        f"the loss of {plan.algorithm.name} is complete from step {begins} on, and the run ends at "
+        f"step {steps}; lower hparams.anneal, or raise train.steps"
+    )
 
 
 def check_batches(
