@@ -41,9 +41,7 @@ def train(
     device: Device = "auto",
     threads: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Cores to take, where others work on this machine. [default: all]"
-        ),
+        typer.Option(min=1, help="Cores to take, if others work here, too. [default: all]"),
     ] = None,
     json: Json = False,
 ) -> None:

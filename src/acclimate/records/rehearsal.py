@@ -268,8 +268,9 @@ def unrehearsed(domains: int) -> str:
     """What a user should know of a model that was to be rehearsed, and could not be."""
     if domains < 2:
         return (
-            "With one site nothing can be rehearsed: the table says how new images of this site fare, "
-            "and what to expect at another is not known; the plain model is what `predict` uses."
+            "With one site nothing can be rehearsed: the table says how new images of this site "
+            "fare, and what to expect at another is not known; the plain model is what `predict` "
+            "uses."
         )
     return (
         "Nothing was rehearsed: the sites have too few images of their own (a picture that others "
