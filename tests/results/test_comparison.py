@@ -152,13 +152,15 @@ def test_the_gap_to_the_highest_ceiling_of_the_baseline_by_hand() -> None:
         *scored(ERM, {"a": (0.5, 0.5, 0.5)}),
         *scored(DA, {"a": (0.6, 0.6, 0.6)}),
         *scored(WRONG, {"a": (0.4, 0.4, 0.4)}),
-        *scored(Key("erm", "oracle-truth"), {"a": (0.8, 0.8, 0.9)}),
-        *scored(ORACLE, {"a": (0.6, 0.7, 0.7)}),
+        *scored(ORACLE, {"a": (0.8, 0.8, 0.9)}),
+        *scored(Key("erm", "oracle-truth"), {"a": (0.6, 0.7, 0.7)}),
         *scored(CORAL, {"a": (0.5, 0.5, 0.5)}),
         *scored(Key("coral", "oracle-prior"), {"a": (0.9, 0.9, 1.0)}),
     ]
     closed = {row.key: row.gap_closed for row in compared(found).rows if row.gap_closed}
     assert closed == {DA: close(0.3, 0.03, 3), CORAL: Estimate(0.0, 0.0, 3)}
+    apart = [replace(one, trial=one.trial + 9) if one.key == ORACLE else one for one in found]
+    assert line(compared(apart), DA).gap_closed is None  # the highest ceiling has other trials
     two = [one for one in found if one.trial < 2]
     assert all(row.gap_closed is None for row in compared(two).rows)  # too few to say there is one
 
