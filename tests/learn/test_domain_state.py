@@ -537,7 +537,7 @@ def test_step_a_leaves_what_step_b_takes_up(tmp_path: Path) -> None:
 UNLIKE: dict[str, dict[str, Any]] = {
     "a count too few": {"domains/count": torch.tensor([3])},
     "a reach too many": {"domains/reach": torch.zeros(3, dtype=torch.float64)},
-    "another Φ": {"embedding/centre": torch.zeros(DIM + 1)},
+    "another width of phi": {"embedding/centre": torch.zeros(DIM + 1)},
     "wider": {"domains/total": torch.zeros(2, DIM + 1, dtype=torch.float64)},
     "not finite": {"domains/squares": torch.full((2, DIM), torch.inf, dtype=torch.float64)},
     "more": {"domains/more": torch.zeros(2)},
