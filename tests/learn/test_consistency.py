@@ -71,12 +71,18 @@ def test_two_points_by_hand() -> None:
 
 
 def test_halves_are_disjoint() -> None:
-    rows = np.array([[0.0], [5.0], [15.0], [20.0]])
-    found = measure({"line": rows}, seed=0)
-    rng = stream(0, "halves", "line")
-    order = [rng.permutation(4) for _ in range(20)]
-    expected = [abs(rows[o[:2]].mean() - rows[o[2:]].mean()) for o in order]
+    """Of five points one is left over."""
+    rows = np.array([[0.0, 1.0], [5.0, 0.0], [15.0, 7.0], [20.0, 2.0], [99.0, 50.0]])
+    found = measure({"plane": rows}, seed=0)
+    rng = stream(0, "halves", "plane")
+    order = [rng.permutation(5) for _ in range(20)]
+    expected = [math.dist(rows[o[:2]].mean(0), rows[o[2:4]].mean(0)) for o in order]
     assert found["within"] == pytest.approx(np.mean(expected))
+
+
+def test_float32_far_from_zero_costs_no_digits() -> None:
+    rows = (1e6 + np.random.default_rng(0).normal(size=(1000, 3))).astype(np.float32)
+    assert measure({"a": rows}, seed=0) == measure({"a": rows.astype(np.float64)}, seed=0)
 
 
 def test_one_point_has_nothing_to_err_by() -> None:

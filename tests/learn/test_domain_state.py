@@ -167,6 +167,7 @@ def test_the_reach_of_two_states_by_hand() -> None:
     assert two.merged(one).reach == pytest.approx(1 + 11)
     empty = DomainState.empty("m", 1)
     assert empty.merged(two).reach == two.merged(empty).reach == pytest.approx(2)
+    assert empty.merged(two).reference == two.merged(empty).reference == two.reference != 0
 
 
 @pytest.mark.parametrize("read", [lambda s: s.mean, lambda s: s.variance, lambda s: s.radius()])

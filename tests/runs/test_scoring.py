@@ -544,7 +544,12 @@ def test_the_second_path_of_a_plain_model(
 ) -> None:
     """`embedding` starts from it, and what does not name the embedding from the plain model."""
     adaptive = learned["da-erm"]
-    paired = SimpleNamespace(site=Ellipsis, rehearsal=None, start=adaptive.start)
+
+    def start(*, embedding: bool) -> Model:
+        assert embedding
+        return adaptive.start(embedding=True)
+
+    paired = SimpleNamespace(site=Ellipsis, rehearsal=None, start=start)
     subject = make("erm", trained=paired)
     adapting, scored = split_domain(subject.plan, "new")
     images = shifted.features()[adapting]
@@ -601,6 +606,7 @@ def test_a_domain_of_which_nothing_can_be_read(make: Make) -> None:
     assert all(value is None for value in found[0].metrics.values())
     chosen = validate(subject, 0)  # by `late`, which cannot be read either
     assert (len(chosen.scores), chosen.top1, chosen.loss) == (1, None, None)
+    assert score_of(subject, "none", ["none"]).n == 0  # which needs no image
     with refused(ManifestError, 20, "late"):
         scores_of(make("erm", source=Unreadable), ["prior"])
 
@@ -703,6 +709,16 @@ def test_auto_goes_by_the_settings_of_the_run_where_rehearsal_has_none(
     images = shifted.features()[adapting]
     site = adapt(trained, images, method="t3a", settings={"t3a.keep": 1})
     assert_scored_as(site, score_of(subject, "auto", ["auto"]), shifted, scored)
+
+
+def test_a_named_method_has_the_settings_that_rehearsal_found(
+    learned: dict[str, Trained], shifted: Manifest, make: Make
+) -> None:
+    trained = learned["erm"]
+    subject = make("erm", trained=replace(trained, rehearsal=chose({10: "prior", 20: "t3a"})))
+    adapting, scored = split_domain(subject.plan, "new")
+    site = adapt(trained, shifted.features()[adapting], method="prior", settings=WITH)
+    assert_scored_as(site, score_of(subject, "prior", ["prior"]), shifted, scored)
 
 
 def test_how_many_images_auto_has_is_how_many_can_be_read(
