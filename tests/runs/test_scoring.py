@@ -469,17 +469,24 @@ def test_a_method_s_score_is_that_of_adapting_by_hand(
     learned: dict[str, Trained],
     shifted: Manifest,
     make: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The images set aside go through `adapt`, and the others through what it gives; every image
-    passes the backbone once, however many methods there are."""
+    passes the backbone once, however many methods there are, and Φ those set aside."""
     subject, trained, right = make(algorithm), learned[algorithm], set()
     passed: list[int] = []
-    backbone = subject.model.predictor.backbone
+    embedded: list[Tensor] = []
+    backbone, phi = subject.model.predictor.backbone, subject.model.embedding
+    if phi is not None:
+        raw = phi.raw
+        monkeypatch.setattr(phi, "raw", lambda x: embedded.append(x) or raw(x))
     with backbone.register_forward_hook(lambda *call: passed.append(len(call[2]))):
         found = scores_of(subject, methods)
     seen = sum(len(shifted.rows(domain=d, split="val")) for d in "pqr")
+    assert sum(map(len, embedded)) == (2 * 20 if algorithm == "da-erm" else 0)
     # The control has taken those of the domain that comes later before.
     assert sum(passed) == seen + 2 * 60 + (20 if algorithm == "da-erm" else 0)
+    monkeypatch.undo()
     scores = {(s.domain, s.method): s for s in found}
     for domain, role in (("new", "test"), ("late", "val")):
         adapting, scored = split_domain(subject.plan, domain)
