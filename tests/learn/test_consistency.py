@@ -19,6 +19,7 @@ from acclimate.learn.embeddings import state
 from acclimate.learn.embeddings.state import Sample
 from acclimate.learn.model import Trained
 from acclimate.rehearse.training import train
+from fixtures.errors import refused
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
 
@@ -92,6 +93,33 @@ def test_one_point_has_nothing_to_err_by() -> None:
     assert (found["between"], found["within"], found["ratio"]) == (None, None, None)
     nothing = {"points": [], "domains": [], "between": None, "within": None, "ratio": None}
     assert measure({}, seed=0) == measure({"none": np.empty((0, 2))}, seed=0) == nothing
+
+
+def test_radius_by_hand() -> None:
+    # 8 · 2 · (1 + 1/4) / 80 = 1/4
+    assert mean_radius(80, 2.0, 3.0, delta=math.exp(-1)) == pytest.approx(0.5, rel=1e-15)
+    # The default delta is 5 %, log 20 = 2.9957322736: 8 · 0.5 · 3.2457322736 / 1000
+    radius = mean_radius(1000, 0.5, 1.0)
+    assert radius is not None
+    assert radius**2 == pytest.approx(0.0129829290944, rel=1e-10)
+
+
+def test_the_theorem_is_silent_where_it_does_not_hold() -> None:
+    # The radius of the first case, 1/2, must stay below σ²/B = 2/B.
+    delta = math.exp(-1)
+    assert mean_radius(80, 2.0, 3.99, delta=delta) is not None
+    assert mean_radius(80, 2.0, 4.01, delta=delta) is None
+    assert mean_radius(1, 1.0, 1.0) is None
+
+
+def test_no_spread_no_radius() -> None:
+    assert mean_radius(1, 0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(("n", "delta"), [(0, 0.05), (5, 0.0), (5, 1.0)])
+def test_a_radius_of_nothing_is_refused(n: int, delta: float) -> None:
+    with refused(ValueError, f"n={n}", f"delta={delta}"):
+        mean_radius(n, 1.0, 1.0, delta=delta)
 
 
 def test_the_radius_is_one_for_every_domain() -> None:

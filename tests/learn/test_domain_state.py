@@ -440,6 +440,9 @@ def test_rows_are_embedded_in_batches(manifest: Manifest) -> None:
     state = embed_rows(embedding.train(), FeatureSource.of(manifest), rows, World())
     assert_matches(state, 2.0 * manifest.features()[rows])
     assert not embedding.training
+    backbone: Any = torch.neg
+    above = embed_rows(embedding, FeatureSource.of(manifest), rows, World(), below=backbone)
+    assert_matches(above, -2.0 * manifest.features()[rows])
 
 
 class Patchy(FeatureSource):
@@ -527,9 +530,11 @@ def test_step_a_leaves_what_step_b_takes_up(tmp_path: Path) -> None:
     path, table = tmp_path / "phi", DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
     embedding = doubled(DIM)
     embedding.standardise(table.means)
-    save_embedding(path, embedding, table)
+    save_embedding(path, embedding, table, "its identity")
     again = doubled(DIM)
-    loaded = load_embedding(path, again)
+    with refused(RunError, "damaged", "Step A"):
+        load_embedding(path, again, "another")
+    loaded = load_embedding(path, again, "its identity")
     assert list(loaded.states) == ["c", "ä"]
     assert all(same(loaded.states[name], table.states[name]) for name in table.names)
     assert torch.equal(again.centre, embedding.centre) and again.spread == embedding.spread
