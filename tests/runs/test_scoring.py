@@ -859,3 +859,34 @@ def test_of_geo_yfcc_the_test_split_is_scored(tiny: Tiny, points: int, adapting:
     assert facts == {("new", "test", 3), ("whole", "test", 5)}
     shown = make_plan(tiny("erm", **settings, **{"adapt.source": "test"}), data)
     assert [part.tolist() for part in split_domain(shown, "new")] == [[10, 11, 12]] * 2
+
+
+@pytest.mark.parametrize(
+    ("tested", "scored", "adapting"),
+    [(0, None, 5), (1, [20], 9), (9, [*range(20, 29)], 1)],
+    ids=["no row", "one row", "all but one"],
+)
+def test_the_split_that_is_scored_is_there_from_one_row_on(
+    tiny: Tiny, tested: int, scored: list[int] | None, adapting: int
+) -> None:
+    """Without it all rows are scored, less those that adapt."""
+    splits = np.array(["train", "val"] * 10 + ["test"] * tested + ["val"] * (10 - tested))
+    domains = np.repeat(["p", "q", "new"], 10)
+    labels = np.arange(30) // 2 % 2
+    data = Manifest.from_arrays(np.ones((30, 1)), labels, domains, splits=splits)
+    own = {"adapt.score": "test", "adapt.points": 50, "test_domains": ["new"]}
+    plan = make_plan(tiny("erm", **own), data)
+    chosen, rows = split_domain(plan, "new")
+    assert len(chosen) == adapting and not {*chosen} & {*rows}
+    assert rows.tolist() == (sorted({*range(20, 30)} - {*chosen}) if scored is None else scored)
+
+
+def test_a_finished_run_is_scored_from_its_plain_model(learned: dict[str, Trained]) -> None:
+    nothing: Any = None
+
+    def start(*, embedding: bool) -> Model:
+        assert not embedding
+        return learned["erm"].start(embedding=False)
+
+    trained: Any = SimpleNamespace(start=start)
+    assert Subject.of(trained, nothing, nothing, World()).trained is trained
