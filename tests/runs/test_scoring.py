@@ -813,6 +813,10 @@ def test_a_run_keeps_the_rows_behind_its_final_scores(
         kept = (score.top1, score.top5, score.loss)
         assert kept == tuple(score.metrics[name] for name in ("top-1", "top-5", "nll"))
     again = Predictions.joined([own for _, own in final_scores(make(algorithm))])
+    for name in ("p_predicted", "p_label", "p_squares", "loss"):
+        assert getattr(again, name).dtype == np.float32
+    assert again.rank.dtype == np.int32
+    np.testing.assert_allclose(again.p_label, np.exp(-again.loss), rtol=1e-5)
     for name in COLUMNS:
         assert np.array_equal(getattr(again, name), getattr(rows, name)), name
 
@@ -890,3 +894,14 @@ def test_a_finished_run_is_scored_from_its_plain_model(learned: dict[str, Traine
 
     trained: Any = SimpleNamespace(start=start)
     assert Subject.of(trained, nothing, nothing, World()).trained is trained
+
+
+def test_of_six_classes_the_five_first_are_scored_too(tiny: Tiny) -> None:
+    """In `new`, a label of each rank from 1 to 6; all adapt, so that all are scored."""
+    order = np.arange(6.0)[::-1]
+    X, y = np.tile(order, (30, 1)).astype(np.float32), np.tile(np.arange(6), 5)
+    data = Manifest.from_arrays(X, y, np.repeat(["p", "q", "new"], [12, 12, 6]))
+    own = {"adapt.source": "test", "test_domains": ["new"]}
+    plan = make_plan(tiny("erm", **own), data)
+    score = score_of(plain(plan, logits(6), [1 / 6] * 6), "none")
+    assert (score.n, score.top1, score.top5) == (6, pytest.approx(1 / 6), pytest.approx(5 / 6))
