@@ -168,6 +168,7 @@ def test_the_reach_of_two_states_by_hand() -> None:
     empty = DomainState.empty("m", 1)
     assert empty.merged(two).reach == two.merged(empty).reach == pytest.approx(2)
     assert empty.merged(two).reference == two.merged(empty).reference == two.reference != 0
+    assert empty.holds_mu and not DomainState.empty("m", 0).holds_mu
 
 
 @pytest.mark.parametrize("read", [lambda s: s.mean, lambda s: s.variance, lambda s: s.radius()])
