@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from acclimate.core import tensors as tensors_module
 from acclimate.core.errors import DamagedFile, SchemaError
 from acclimate.core.files import parse_metadata
-from acclimate.core.tensors import all_finite, fill, read_tensors, save_tensors
+from acclimate.core.tensors import Undrawn, all_finite, fill, read_tensors, save_tensors
+from acclimate.learn.models import build_backbone
 from fixtures.errors import refused
 
 LARGE = torch.finfo(torch.float32).max
@@ -124,3 +125,19 @@ def test_only_what_fits_fills_a_module(tensors: dict[str, torch.Tensor]) -> None
     with pytest.raises(DamagedFile):
         fill(module, tensors, Path("a"))
     assert torch.equal(module.weight, before)
+
+
+@pytest.mark.parametrize(
+    "name", ["small-cnn", "resnet18", "efficientnet_b0", "vit_tiny_patch16_224"]
+)
+def test_networks_that_are_filled_draw_nothing(tmp_path: Path, name: str) -> None:
+    whole = build_backbone(name, pretrained=False)
+    before = torch.get_rng_state()
+    with Undrawn():
+        empty = build_backbone(name, pretrained=False)
+    assert torch.equal(torch.get_rng_state(), before)
+    fill(empty, whole.state_dict(), tmp_path)
+    for (key, one), (_, other) in zip(whole.named_buffers(), empty.named_buffers(), strict=True):
+        assert torch.equal(one, other), key
+    assert torch.nn.Linear(2, 2).weight.isfinite().all()  # outside, layers draw theirs again
+    assert not torch.equal(torch.get_rng_state(), before)

@@ -19,6 +19,7 @@ from acclimate.learn.embeddings import state
 from acclimate.learn.embeddings.state import Sample
 from acclimate.learn.model import Trained
 from acclimate.rehearse.training import train
+from fixtures.errors import refused
 from fixtures.processes import train_with
 from fixtures.settings import TINY, as_flags
 
@@ -71,12 +72,18 @@ def test_two_points_by_hand() -> None:
 
 
 def test_halves_are_disjoint() -> None:
-    rows = np.array([[0.0], [5.0], [15.0], [20.0]])
-    found = measure({"line": rows}, seed=0)
-    rng = stream(0, "halves", "line")
-    order = [rng.permutation(4) for _ in range(20)]
-    expected = [abs(rows[o[:2]].mean() - rows[o[2:]].mean()) for o in order]
+    """Of five points one is left over."""
+    rows = np.array([[0.0, 1.0], [5.0, 0.0], [15.0, 7.0], [20.0, 2.0], [99.0, 50.0]])
+    found = measure({"plane": rows}, seed=0)
+    rng = stream(0, "halves", "plane")
+    order = [rng.permutation(5) for _ in range(20)]
+    expected = [math.dist(rows[o[:2]].mean(0), rows[o[2:4]].mean(0)) for o in order]
     assert found["within"] == pytest.approx(np.mean(expected))
+
+
+def test_float32_far_from_zero_costs_no_digits() -> None:
+    rows = (1e6 + np.random.default_rng(0).normal(size=(1000, 3))).astype(np.float32)
+    assert measure({"a": rows}, seed=0) == measure({"a": rows.astype(np.float64)}, seed=0)
 
 
 def test_one_point_has_nothing_to_err_by() -> None:
@@ -86,6 +93,33 @@ def test_one_point_has_nothing_to_err_by() -> None:
     assert (found["between"], found["within"], found["ratio"]) == (None, None, None)
     nothing = {"points": [], "domains": [], "between": None, "within": None, "ratio": None}
     assert measure({}, seed=0) == measure({"none": np.empty((0, 2))}, seed=0) == nothing
+
+
+def test_radius_by_hand() -> None:
+    # 8 · 2 · (1 + 1/4) / 80 = 1/4
+    assert mean_radius(80, 2.0, 3.0, delta=math.exp(-1)) == pytest.approx(0.5, rel=1e-15)
+    # The default delta is 5 %, log 20 = 2.9957322736: 8 · 0.5 · 3.2457322736 / 1000
+    radius = mean_radius(1000, 0.5, 1.0)
+    assert radius is not None
+    assert radius**2 == pytest.approx(0.0129829290944, rel=1e-10)
+
+
+def test_the_theorem_is_silent_where_it_does_not_hold() -> None:
+    # The radius of the first case, 1/2, must stay below σ²/B = 2/B.
+    delta = math.exp(-1)
+    assert mean_radius(80, 2.0, 3.99, delta=delta) is not None
+    assert mean_radius(80, 2.0, 4.01, delta=delta) is None
+    assert mean_radius(1, 1.0, 1.0) is None
+
+
+def test_no_spread_no_radius() -> None:
+    assert mean_radius(1, 0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(("n", "delta"), [(0, 0.05), (5, 0.0), (5, 1.0)])
+def test_a_radius_of_nothing_is_refused(n: int, delta: float) -> None:
+    with refused(ValueError, f"n={n}", f"delta={delta}"):
+        mean_radius(n, 1.0, 1.0, delta=delta)
 
 
 def test_the_radius_is_one_for_every_domain() -> None:

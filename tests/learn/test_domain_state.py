@@ -166,6 +166,8 @@ def test_the_reach_of_two_states_by_hand() -> None:
     assert two.merged(one).reach == pytest.approx(1 + 11)
     empty = DomainState.empty("m", 1)
     assert empty.merged(two).reach == two.merged(empty).reach == pytest.approx(2)
+    assert empty.merged(two).reference == two.merged(empty).reference == two.reference != 0
+    assert empty.holds_mu and not DomainState.empty("m", 0).holds_mu
 
 
 @pytest.mark.parametrize("read", [lambda s: s.mean, lambda s: s.variance, lambda s: s.radius()])
@@ -448,6 +450,9 @@ def test_rows_are_embedded_in_batches(manifest: Manifest) -> None:
     state = embed_rows(embedding.train(), FeatureSource.of(manifest), rows, World())
     assert_matches(state, 2.0 * manifest.features()[rows])
     assert not embedding.training
+    backbone: Any = torch.neg
+    above = embed_rows(embedding, FeatureSource.of(manifest), rows, World(), below=backbone)
+    assert_matches(above, -2.0 * manifest.features()[rows])
 
 
 class Patchy(FeatureSource):
@@ -535,9 +540,11 @@ def test_step_a_leaves_what_step_b_takes_up(tmp_path: Path) -> None:
     path, table = tmp_path / "phi", DomainTable({n: state_of(features(k, 3), "") for k, n in NAMED})
     embedding = doubled(DIM)
     embedding.standardise(table.means)
-    save_embedding(path, embedding, table)
+    save_embedding(path, embedding, table, "its identity")
     again = doubled(DIM)
-    loaded = load_embedding(path, again)
+    with refused(RunError, "damaged", "Step A"):
+        load_embedding(path, again, "another")
+    loaded = load_embedding(path, again, "its identity")
     assert list(loaded.states) == ["c", "ä"]
     assert all(same(loaded.states[name], table.states[name]) for name in table.names)
     assert torch.equal(again.centre, embedding.centre) and again.spread == embedding.spread
@@ -546,7 +553,7 @@ def test_step_a_leaves_what_step_b_takes_up(tmp_path: Path) -> None:
 UNLIKE: dict[str, dict[str, Any]] = {
     "a count too few": {"domains/count": torch.tensor([3])},
     "a reach too many": {"domains/reach": torch.zeros(3, dtype=torch.float64)},
-    "another Φ": {"embedding/centre": torch.zeros(DIM + 1)},
+    "another width of phi": {"embedding/centre": torch.zeros(DIM + 1)},
     "wider": {"domains/total": torch.zeros(2, DIM + 1, dtype=torch.float64)},
     "not finite": {"domains/squares": torch.full((2, DIM), torch.inf, dtype=torch.float64)},
     "more": {"domains/more": torch.zeros(2)},

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate.config import EmbeddingConfig
+from acclimate.core.randomness import stream
 from acclimate.data.batches import Batch, EpisodeSampler, support_size
 from acclimate.learn.embeddings.prototype import Prototype, prototype_loss
 from fixtures.objectives import make_embedding
@@ -122,6 +123,12 @@ def test_domain_mixup_row_by_row() -> None:
         # Row j is made of rows j of both: support of support, query of query.
         found = mixtures(x[:32].reshape(4, 8, -1), x[32:].reshape(4, 8, -1))
         assert len({round(r, 4) for _, r in found}) == 4  # a ratio for each
+        drawn = stream(objective.seed, "domain-mixup", step)
+        pairs = [drawn.permutation(4)[:2].tolist() for _ in range(4)]
+        ratios = drawn.uniform(0.2, 0.8, 4)
+        assert [pair for pair, _ in found] == [frozenset(pair) for pair in pairs]
+        first = [r if a < b else 1 - r for (a, b), r in zip(pairs, ratios, strict=True)]
+        assert [r for _, r in found] == pytest.approx(first, abs=1e-4)
         all_ratios += [r for _, r in found]
         all_pairs |= {pair for pair, _ in found}
     assert 0.2 - 1e-4 <= min(all_ratios) < 0.25
@@ -155,7 +162,12 @@ def test_the_layer_has_no_bias_which_no_distance_would_see() -> None:
 
 def test_it_asks_for_episodes() -> None:
     config = replace(CONFIG, per_domain=10, support=0.8, domains_per_step=9)
-    sampler = build(config).sampler([np.arange(20), np.arange(20, 50)], config, seed=4)
+    rows, pictures = [np.arange(20), np.arange(20, 50)], np.arange(50) // 2
+    sampler = build(config).sampler(rows, config, 4, pictures)
     assert isinstance(sampler, EpisodeSampler)
+    assert [own.tolist() for own in sampler.domains] == [
+        list(range(0, 20, 2)),
+        list(range(20, 50, 2)),
+    ]
     assert (sampler.per_domain, sampler.support, sampler.slots, sampler.seed) == (10, 8, 2, 4)
     assert Prototype.least_domains == 2

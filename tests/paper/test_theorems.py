@@ -19,33 +19,13 @@ from fixtures.command_line import command
 from fixtures.errors import refused
 
 
-def test_radius_by_hand() -> None:
-    # 8 · 2 · (1 + 1/4) / 80 = 1/4
-    assert mean_radius(80, 2.0, 3.0, delta=math.exp(-1)) == pytest.approx(0.5, rel=1e-15)
-    # The default delta is 5 %, log 20 = 2.9957322736: 8 · 0.5 · 3.2457322736 / 1000
-    radius = mean_radius(1000, 0.5, 1.0)
-    assert radius is not None
-    assert radius**2 == pytest.approx(0.0129829290944, rel=1e-10)
-
-
-def test_the_theorem_is_silent_where_it_does_not_hold() -> None:
-    # The radius of the first case, 1/2, must stay below σ²/B = 2/B.
-    delta = math.exp(-1)
-    assert mean_radius(80, 2.0, 3.99, delta=delta) is not None
-    assert mean_radius(80, 2.0, 4.01, delta=delta) is None
-    assert mean_radius(1, 1.0, 1.0) is None
-
-
-def test_no_spread_no_radius() -> None:
-    assert mean_radius(1, 0.0, 0.0) == 0.0
+def test_no_spread_needs_one_image() -> None:
     assert images_needed(1e-3, 0.0, 0.0) == 1
 
 
 @pytest.mark.parametrize(
     ("call", "facts"),
     [
-        (lambda: mean_radius(0, 1.0, 1.0), ("n=0",)),
-        (lambda: mean_radius(5, 1.0, 1.0, delta=1.0), ("delta=1.0",)),
         (lambda: images_needed(0.1, 1.0, 1.0, delta=0.0), ("delta", "0.0")),
         (lambda: images_needed(0.0, 1.0, 1.0), ("radius", "0.0")),
         (lambda: risk_terms(0, 10), ("N=0", "n=10")),

@@ -114,21 +114,6 @@ def test_the_share_of_the_gap_to_the_ceiling(runs: Path, found: Comparison) -> N
     assert "“Gap closed” is the share" in page_of(report)
 
 
-def test_the_highest_ceiling_counts_and_no_gap_is_no_share(tmp_path: Path) -> None:
-    for seed, noise in enumerate((0.0, 0.02, -0.02)):
-        known = [*both("none", 0.5, 0.5), *both("oracle-prior", 0.5 + noise, 0.5)]
-        make_run(tmp_path / "low" / f"erm-{seed}", "erm", seed, known)
-        make_run(tmp_path / "low" / f"da-{seed}", "da-erm", seed, both("embedding", 0.6, 0.6))
-        truth = both("oracle-truth", 0.9, 0.9)
-        make_run(tmp_path / "high" / f"erm-{seed}", "erm", seed, [*known, *truth])
-        make_run(tmp_path / "high" / f"da-{seed}", "da-erm", seed, both("embedding", 0.6, 0.6))
-    assert line(load_report(tmp_path / "low").overall, DA).gap_closed is None
-    high = load_report(tmp_path / "high").overall
-    share = line(high, DA).gap_closed
-    assert share is not None and share.mean == pytest.approx(0.25)
-    assert [row.key.kind for row in high.lines] == ["method", "method", "ceiling", "ceiling"]
-
-
 def test_one_algorithm_has_no_columns_to_compare(runs: Path) -> None:
     for name in ("da-0", "da-1"):
         shutil.rmtree(runs / name)

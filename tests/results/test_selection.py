@@ -143,6 +143,12 @@ def test_no_draw_qualifies_and_the_reason_says_why() -> None:
     reasons = {rule: only(select([silent], rule)).reason for rule in RULES}
     assert [rule for rule in RULES if reasons[rule]] == ["training-domains", "validation-domains"]
     assert reasons["training-domains"].endswith(RULES["training-domains"])
+    for kind in ("training-domains", "one-setting"):  # of one target, and of several
+        two = [run(draw, "a", a=0.5) for draw in (0, 1)]
+        assert only(select(two, kind)).reason.endswith(RULES[kind])
+        two.append(run(0, "b", b=0.5))
+        reason = select(two, kind)[0].reason
+        assert ("each of the 2 unseen groups" in reason) == (kind == "one-setting")
     missing = only(select([silent], "training-domains"))
     assert (missing.run, missing.draw, missing.score, missing.candidates) == (None, None, None, 0)
 
@@ -380,6 +386,9 @@ def test_rules_that_can_choose() -> None:
     # Only sweeps that ask for cross-validation have runs for it.
     assert rules(three_domains(), "oracle") == ["oracle"]
     assert rules(three_domains(), "k-fold") == ["k-fold", "oracle"]
+    planned = choices_by_rule(four[:2], "oracle", [one.job for one in four])
+    assert chosen(list(planned["oracle"])) == {"a": 0, "b": 0}
+    assert chosen(list(choices_by_rule([], "oracle", [four[0].job])["oracle"])) == {"a": None}
     folds = [run(0, "t", t=0.5), run(0, "t", "a b", a=0.5, b=0.5)]
     assert rules(folds, "training-domains") == ["training-domains", "oracle"]
 

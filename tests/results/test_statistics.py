@@ -5,6 +5,7 @@ import math
 import pytest
 
 from acclimate.results.statistics import (
+    CONFIDENCE,
     ENOUGH_SEEDS,
     Estimate,
     difference_p,
@@ -51,7 +52,8 @@ def test_seeds_that_agree_to_the_last_digit(mean: float, verdict: str) -> None:
 
 def test_a_corrected_p_decides_what_is_said() -> None:
     gap = Estimate(-0.05, 0.01, 3)
-    assert [verdict_of(gap, p) for p in (0.049, 0.051, None)] == ["worse", "noise", "few seeds"]
+    said = [verdict_of(gap, p) for p in (0.049, 1 - CONFIDENCE, None)]
+    assert said == ["worse", "noise", "few seeds"]
 
 
 def test_a_share_of_the_wholes_by_hand() -> None:

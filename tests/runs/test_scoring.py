@@ -469,17 +469,24 @@ def test_a_method_s_score_is_that_of_adapting_by_hand(
     learned: dict[str, Trained],
     shifted: Manifest,
     make: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The images set aside go through `adapt`, and the others through what it gives; every image
-    passes the backbone once, however many methods there are."""
+    passes the backbone once, however many methods there are, and Φ those set aside."""
     subject, trained, right = make(algorithm), learned[algorithm], set()
     passed: list[int] = []
-    backbone = subject.model.predictor.backbone
+    embedded: list[Tensor] = []
+    backbone, phi = subject.model.predictor.backbone, subject.model.embedding
+    if phi is not None:
+        raw = phi.raw
+        monkeypatch.setattr(phi, "raw", lambda x: embedded.append(x) or raw(x))
     with backbone.register_forward_hook(lambda *call: passed.append(len(call[2]))):
         found = scores_of(subject, methods)
     seen = sum(len(shifted.rows(domain=d, split="val")) for d in "pqr")
+    assert sum(map(len, embedded)) == (2 * 20 if algorithm == "da-erm" else 0)
     # The control has taken those of the domain that comes later before.
     assert sum(passed) == seen + 2 * 60 + (20 if algorithm == "da-erm" else 0)
+    monkeypatch.undo()
     scores = {(s.domain, s.method): s for s in found}
     for domain, role in (("new", "test"), ("late", "val")):
         adapting, scored = split_domain(subject.plan, domain)
@@ -544,7 +551,12 @@ def test_the_second_path_of_a_plain_model(
 ) -> None:
     """`embedding` starts from it, and what does not name the embedding from the plain model."""
     adaptive = learned["da-erm"]
-    paired = SimpleNamespace(site=Ellipsis, rehearsal=None, start=adaptive.start)
+
+    def start(*, embedding: bool) -> Model:
+        assert embedding
+        return adaptive.start(embedding=True)
+
+    paired = SimpleNamespace(site=Ellipsis, rehearsal=None, start=start)
     subject = make("erm", trained=paired)
     adapting, scored = split_domain(subject.plan, "new")
     images = shifted.features()[adapting]
@@ -601,6 +613,7 @@ def test_a_domain_of_which_nothing_can_be_read(make: Make) -> None:
     assert all(value is None for value in found[0].metrics.values())
     chosen = validate(subject, 0)  # by `late`, which cannot be read either
     assert (len(chosen.scores), chosen.top1, chosen.loss) == (1, None, None)
+    assert score_of(subject, "none", ["none"]).n == 0  # which needs no image
     with refused(ManifestError, 20, "late"):
         scores_of(make("erm", source=Unreadable), ["prior"])
 
@@ -705,6 +718,16 @@ def test_auto_goes_by_the_settings_of_the_run_where_rehearsal_has_none(
     assert_scored_as(site, score_of(subject, "auto", ["auto"]), shifted, scored)
 
 
+def test_a_named_method_has_the_settings_that_rehearsal_found(
+    learned: dict[str, Trained], shifted: Manifest, make: Make
+) -> None:
+    trained = learned["erm"]
+    subject = make("erm", trained=replace(trained, rehearsal=chose({10: "prior", 20: "t3a"})))
+    adapting, scored = split_domain(subject.plan, "new")
+    site = adapt(trained, shifted.features()[adapting], method="prior", settings=WITH)
+    assert_scored_as(site, score_of(subject, "prior", ["prior"]), shifted, scored)
+
+
 def test_how_many_images_auto_has_is_how_many_can_be_read(
     learned: dict[str, Trained], make: Make
 ) -> None:
@@ -790,6 +813,10 @@ def test_a_run_keeps_the_rows_behind_its_final_scores(
         kept = (score.top1, score.top5, score.loss)
         assert kept == tuple(score.metrics[name] for name in ("top-1", "top-5", "nll"))
     again = Predictions.joined([own for _, own in final_scores(make(algorithm))])
+    for name in ("p_predicted", "p_label", "p_squares", "loss"):
+        assert getattr(again, name).dtype == np.float32
+    assert again.rank.dtype == np.int32
+    np.testing.assert_allclose(again.p_label, np.exp(-again.loss), rtol=1e-5)
     for name in COLUMNS:
         assert np.array_equal(getattr(again, name), getattr(rows, name)), name
 
@@ -836,3 +863,45 @@ def test_of_geo_yfcc_the_test_split_is_scored(tiny: Tiny, points: int, adapting:
     assert facts == {("new", "test", 3), ("whole", "test", 5)}
     shown = make_plan(tiny("erm", **settings, **{"adapt.source": "test"}), data)
     assert [part.tolist() for part in split_domain(shown, "new")] == [[10, 11, 12]] * 2
+
+
+@pytest.mark.parametrize(
+    ("tested", "scored", "adapting"),
+    [(0, None, 5), (1, [20], 9), (9, [*range(20, 29)], 1)],
+    ids=["no row", "one row", "all but one"],
+)
+def test_the_split_that_is_scored_is_there_from_one_row_on(
+    tiny: Tiny, tested: int, scored: list[int] | None, adapting: int
+) -> None:
+    """Without it all rows are scored, less those that adapt."""
+    splits = np.array(["train", "val"] * 10 + ["test"] * tested + ["val"] * (10 - tested))
+    domains = np.repeat(["p", "q", "new"], 10)
+    labels = np.arange(30) // 2 % 2
+    data = Manifest.from_arrays(np.ones((30, 1)), labels, domains, splits=splits)
+    own = {"adapt.score": "test", "adapt.points": 50, "test_domains": ["new"]}
+    plan = make_plan(tiny("erm", **own), data)
+    chosen, rows = split_domain(plan, "new")
+    assert len(chosen) == adapting and not {*chosen} & {*rows}
+    assert rows.tolist() == (sorted({*range(20, 30)} - {*chosen}) if scored is None else scored)
+
+
+def test_a_finished_run_is_scored_from_its_plain_model(learned: dict[str, Trained]) -> None:
+    nothing: Any = None
+
+    def start(*, embedding: bool) -> Model:
+        assert not embedding
+        return learned["erm"].start(embedding=False)
+
+    trained: Any = SimpleNamespace(start=start)
+    assert Subject.of(trained, nothing, nothing, World()).trained is trained
+
+
+def test_of_six_classes_the_five_first_are_scored_too(tiny: Tiny) -> None:
+    """In `new`, a label of each rank from 1 to 6; all adapt, so that all are scored."""
+    order = np.arange(6.0)[::-1]
+    X, y = np.tile(order, (30, 1)).astype(np.float32), np.tile(np.arange(6), 5)
+    data = Manifest.from_arrays(X, y, np.repeat(["p", "q", "new"], [12, 12, 6]))
+    own = {"adapt.source": "test", "test_domains": ["new"]}
+    plan = make_plan(tiny("erm", **own), data)
+    score = score_of(plain(plan, logits(6), [1 / 6] * 6), "none")
+    assert (score.n, score.top1, score.top5) == (6, pytest.approx(1 / 6), pytest.approx(5 / 6))

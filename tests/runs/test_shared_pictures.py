@@ -79,6 +79,7 @@ def test_copies_of_training_images_are_not_scored(
         assert score.shared == len(leaked) and score.top1_unshared is None
         assert score.n == 14 - len(leaked) - 2
     again = evaluate_run(tmp_path / "run", manifest)
+    assert {s.shared for s in again.scores if s.role == "train"} == {0}  # of their `val` rows
     scores = [s for s in again.scores if s.domain == "fifth"]
     assert {s.n for s in scores} == {14 - len(leaked) - 2}
 

@@ -30,7 +30,11 @@ GROUPS = {  # by what people do, in the order of work
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 
-_NO_MEMORY = re.compile(r"memory|map segment|bad_alloc|start new thread|Resource temporarily")
+# Where memory ends: what Python, the linker, oneDNN and an import that loses a MemoryError say.
+_NO_MEMORY = re.compile(
+    "memory|map segment|bad_alloc|start new thread|Resource temporarily|"
+    "could not create a primitive$|without exception set"
+)
 
 
 class Stopped(KeyboardInterrupt):
@@ -113,15 +117,13 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{(error.strerror or str(error)).lower()}; check the path")
 
-    except (MemoryError, RuntimeError, ImportError) as error:
-        looped = str(error).startswith("Symlink loop")
-        if not (looped or isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
-            raise
-        _fail(
-            f"{error}; check the path"
-            if looped
-            else f"out of memory ({error}); give it more (ulimit -v), or close other programs"
-        )
+    except (MemoryError, RuntimeError, ImportError, SystemError) as error:
+        said = str(error) or type(error).__name__
+        if said.startswith("Symlink loop"):
+            _fail(f"{said}; check the path")
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(said):
+            _fail(f"out of memory ({said}); give it more (ulimit -v), or close other programs")
+        raise
 
 
 def _open_streams() -> None:

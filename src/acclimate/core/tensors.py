@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from acclimate.core.errors import DamagedFile, NotFinite
 from acclimate.core.files import (
@@ -28,6 +29,13 @@ DIGEST = "content digest"  # the key in a file's metadata of the digest of all t
 # equal bytes.
 _ENTRY = "acclimate"
 _OF = "of"
+_DRAWS = (
+    nn.init.uniform_,
+    nn.init.normal_,
+    nn.init.kaiming_uniform_,
+    Tensor.uniform_,
+    Tensor.normal_,
+)
 
 
 def save_tensors(
@@ -94,6 +102,18 @@ def read_metadata(path: Path) -> dict[str, str]:
             return parse_metadata(file.metadata())
     except (SafetensorError, OSError, ValueError):
         raise DamagedFile(path) from None
+
+
+class Undrawn(TorchFunctionMode):
+    """Inside, layers are built without drawing random weights, which `fill` would replace."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        more = kwargs or {}
+        if func in _DRAWS:
+            return args[0] if args else more["tensor"]
+        return func(*args, **more)
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -15,6 +15,7 @@ from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
 from acclimate.core.files import Fields, write_document
 from acclimate.core.randomness import own_weights
 from acclimate.core.tensors import (
+    Undrawn,
     all_finite,
     below,
     fill,
@@ -309,12 +310,12 @@ def _networks(
         return predictor, embedding
 
     # Shapes alone first: what is not in the file is not allocated.
-    with own_weights(0), torch.device("meta"):
+    with own_weights(0), Undrawn(), torch.device("meta"):
         shapes = zip(("predictor.", "embedding."), build(), strict=True)
         fits = all(_same_shapes(network, below(tensors, part)) for part, network in shapes)
     if not fits:
         raise RunError(f"{path} holds weights of another network than {MODEL} describes; {AGAIN}")
-    with own_weights(0):
+    with own_weights(0), Undrawn():
         predictor, embedding = build()
     fill(predictor, below(tensors, "predictor."), path)
     if embedding is not None:

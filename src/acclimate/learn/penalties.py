@@ -11,7 +11,7 @@ all pairs come from one matrix of inner products: ‖a_i − a_j‖² = ⟨a_i,a
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 
 import torch
 from torch import Tensor
@@ -64,16 +64,16 @@ def _penalty(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A penalty whose last argument is the domain of each row, from one of their `Groups`: 0 with a
     gradient of 0 where there is one domain, and in full precision."""
 
-    @wraps(compute)
-    def penalty(x: Tensor, *others: Tensor) -> Tensor:
-        *labels, domain = others
-        groups = Groups.of(domain, x.device)
-        if len(groups) < 2:
-            return widened(x)[:0].sum()
-        with torch.autocast(x.device.type, enabled=False):
-            return compute(widened(x), *labels, groups)
+    return wraps(compute)(partial(_over_domains, compute))
 
-    return penalty
+
+def _over_domains(compute: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
+    *labels, domain = others
+    groups = Groups.of(domain, x.device)
+    if len(groups) < 2:
+        return widened(x)[:0].sum()
+    with torch.autocast(x.device.type, enabled=False):
+        return compute(widened(x), *labels, groups)
 
 
 @_penalty

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import itemgetter
 from statistics import fmean
 from typing import TypeVar
 
@@ -82,7 +81,7 @@ def observations(runs: Iterable[RunView], role: str = "test") -> list[Observatio
 
 def expected_of_runs(scored: Sequence[Expected]) -> list[Expected]:
     """For runs that nobody planned: what any of them scored is what all should have scored."""
-    domains = {(one.dataset, one.data, one.domain) for one in scored}
+    domains = {(one.dataset, one.domain, one.data) for one in scored}
     trials = {
         (one.dataset, one.key, one.data, one.trial)
         for one in scored
@@ -90,7 +89,7 @@ def expected_of_runs(scored: Sequence[Expected]) -> list[Expected]:
     }
     return [
         Expected(dataset, key, data, trial, domain)
-        for dataset, at, domain in sorted(domains, key=itemgetter(0, 2, 1))
+        for dataset, domain, at in sorted(domains)
         for _, key, data, trial in sorted(
             one for one in trials if (one[0], one[2]) == (dataset, at)
         )
@@ -377,7 +376,7 @@ def _row(
 
 def _pair(scores: Mapping[Key, Scores], keys: Sequence[Key]) -> list[dict[Trial, float]]:
     """The means by trial of several methods over the trials and domains that all of them scored."""
-    common = set.intersection(*({*scores.get(key, {})} for key in keys))
+    common = set.intersection(*({*scores[key]} for key in keys))
     paired = [{place: scores[key][place] for place in common} for key in keys if common]
     return [{trial: mean_over(cells) for trial, cells in by_trial(mine).items()} for mine in paired]
 
@@ -428,7 +427,7 @@ def _gap_closed(
 ) -> Estimate | None:
     """Over the trials and domains that a method, its baseline and the highest ceiling of that
     baseline all scored; `None` where there is no gap beyond noise."""
-    if difference is None or difference.line.kind != "method":
+    if difference is None or difference.gain is None or difference.line.kind != "method":
         return None
     base = difference.against
     ceilings = [
@@ -460,5 +459,7 @@ def _correct(rows: Sequence[Row]) -> tuple[Row, ...]:
 def _best(column: Mapping[Key, Estimate | None]) -> frozenset[Key]:
     """The best of a column, with those that print the same; of one alone there is no best."""
     means = {key: float(percent(value.mean)) for key, value in column.items() if value is not None}
-    top = max(means.values(), default=0.0)
-    return frozenset(key for key, mean in means.items() if mean == top and len(means) > 1)
+    if len(means) < 2:
+        return frozenset()
+    top = max(means.values())
+    return frozenset(key for key, mean in means.items() if mean == top)

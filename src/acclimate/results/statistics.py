@@ -67,7 +67,7 @@ def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
     with a small whole does not weigh more, as it would in a mean of ratios.
     """
     whole = Estimate.of(wholes)
-    if whole is None or whole.mean <= 0 or not whole.clear:
+    if whole is None or verdict_of(whole, difference_p(whole)) != "better":
         return None
     share = fmean(parts) / whole.mean
     left = Estimate.of(a - share * b for a, b in zip(parts, wholes, strict=True))

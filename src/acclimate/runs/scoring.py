@@ -293,7 +293,7 @@ def _adapt(
         if subject.trained is None or subject.trained.site is None:
             raise nothing_to_embed(subject.plan.config.algorithm)
         model = subject.trained.start(embedding=True)
-    state = state_of(subject, domain, images) if chain.embedding else None
+    state = state_of(subject, domain) if chain.embedding else None
     return adapt_model(model, images, chain, state)
 
 
