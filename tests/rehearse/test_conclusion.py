@@ -10,7 +10,7 @@ import pytest
 from acclimate.core.errors import RunError
 from acclimate.records.doubt import THRESHOLDS, forecasts
 from acclimate.records.rehearsal import Promise, Rehearsal, unrehearsed, verdict
-from acclimate.rehearse.conclusion import Trial, conclude, with_controls
+from acclimate.rehearse.conclusion import Trial, conclude, conclude_labels, with_controls
 from fixtures.errors import refused
 
 SITES = ("north", "south", "east", "west")
@@ -465,3 +465,35 @@ def test_more_images_do_not_switch_adaptation_off() -> None:
     ):
         found = concluded(few, trials({"prior": gains}, n=20))
         assert found.chosen == {5: "prior", 20: chosen}
+
+
+def label_trials(firm: tuple[float, ...], loose: tuple[float, ...]) -> list[Trial]:
+    """Twenty labels at each site: none, and what two strengths gain."""
+    gains = {None: (0.0,) * 4, 10.0: firm, 0.1: loose}
+    return [
+        Trial(
+            domain=site,
+            chain="none" if strength is None else "labels",
+            n=20,
+            frequencies="as they are",
+            accuracy=0.7 + gain,
+            scored=500,
+            settings=() if strength is None else (("labels.strength", strength),),
+        )
+        for strength, own in gains.items()
+        for site, gain in zip(SITES, own, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loose", "expected"),
+    [((0.09, 0.01, 0.06, 0.02), 10.0), ((0.09, 0.08, 0.10, 0.09), 0.1)],
+)
+def test_of_strengths_that_do_as_well_the_firmest_is_used(
+    loose: tuple[float, ...], expected: float
+) -> None:
+    """+1.5 ± 2.0 points over the firm one, and +6.0 ± 0.4."""
+    promises, strengths = conclude_labels(label_trials((0.03, 0.03, 0.03, 0.03), loose))
+    assert strengths == {20: expected}
+    (promise,) = promises
+    assert promise.domains == 4

@@ -96,7 +96,9 @@ def conclude_labels(trials: Sequence[Trial]) -> tuple[tuple[Promise, ...], dict[
     what so many labels promise, and the strengths that gained most."""
     promises, strengths = [], {}
     for k in sorted({trial.n for trial in trials}):
-        table = _Table.of([trial for trial in trials if trial.n == k])
+        # Sites that were held out are easier to mend than a new one: of strengths that do about
+        # as well, the firmest.
+        table = replace(_Table.of([trial for trial in trials if trial.n == k]), firm=True)
         promise = table.promise("labels", k, "as they are")
         if promise is not None and promise.domains > 1:
             promises.append(promise)
@@ -191,6 +193,7 @@ class _Table:
     kinds: tuple[Frequencies, ...]
     chains: tuple[str, ...]
     cells: Mapping[_Key, _Cell]
+    firm: bool = False  # whether the first settings within one standard error of the best are best
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> "_Table":
@@ -220,18 +223,23 @@ class _Table:
         of equal ones, those that were tried first."""
         shifted = max(self.kinds)  # "drawn anew" where it was tried
 
-        def worth(settings: Tried) -> float:
-            gains = [
+        def gains(settings: Tried) -> list[float]:
+            return [
                 gain
                 for domain in self.domains
                 for n in self.sizes
                 if domain != without
                 and (gain := self.gain(chain, settings, domain, n, shifted)) is not None
             ]
-            return fmean(gains) if gains else -math.inf
+
+        def behind(settings: Tried) -> list[float]:
+            return [most - own for most, own in zip(gains(best), gains(settings), strict=True)]
 
         tried = dict.fromkeys(settings for of, settings, *_ in self.cells if of == chain)
-        return max(tried, key=worth)
+        best = max(tried, key=lambda one: fmean(own) if (own := gains(one)) else -math.inf)
+        if self.firm and len(gains(best)) > 1:
+            return next(one for one in tried if _within_noise(behind(one)))
+        return best
 
     def others_choice(self, chain: str, domain: str) -> Tried:
         """The settings that the other domains choose: a promise is not its own judge."""
@@ -284,6 +292,12 @@ class _Table:
             ),
             answers=answers(np.stack(counts)) if len(counts) == len(cells) else (),
         )
+
+
+def _within_noise(gaps: Sequence[float]) -> bool:
+    """Whether the mean of gaps, one for each domain, is no more than its standard error."""
+    error = stdev(gaps) / math.sqrt(len(gaps))
+    return fmean(gaps) <= quantile(len(gaps), ONE_SIGMA) * error
 
 
 def _cell(draws: Sequence[Trial]) -> _Cell:
