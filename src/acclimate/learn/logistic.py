@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acclimate.learn.models.predictors import Head, LinearHead
+from acclimate.learn.models.predictors import Head, head_of, linear_layer
 
 ITERATIONS = 60  # of L-BFGS: in these coordinates, few change a prediction
 CHANGE = 1e-4  # of the loss per row, below which it ends
@@ -31,9 +31,9 @@ def fit_logistic(x: Tensor, y: Tensor, classes: int, strengths: Iterable[float])
     bias, heads = (counts / len(y)).clamp(min=1e-9).log(), []
     for strength in ordered:
         weight, bias = _minimise(z, y, weight, bias, strength * scale.square()[:, None])
-        head = LinearHead(x.shape[1], classes).to(x.device)
         final = (basis @ weight).T
-        heads.append(head.with_last(final, bias - final @ mean).requires_grad_(False).eval())
+        layer = linear_layer(x.shape[1], classes, final, bias - final @ mean, x)
+        heads.append(head_of(layer).requires_grad_(False).eval())
     return heads
 
 

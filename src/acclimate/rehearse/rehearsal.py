@@ -204,11 +204,14 @@ def _fit_folds(
         return _fit_fold(data, fold, config, seed, retrained, part)
 
     workers = min(cores(), len(folds)) if data.features.x.device.type == "cpu" else 1
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         for done, fitted in enumerate(pool.map(fit, folds)):
             names = ", ".join(data.names[domain] for domain in fitted.fold.held_out)
             watch("rehearsal", done + 1, len(folds), names[:40])
             yield fitted
+    finally:  # whoever stops a rehearsal need not wait for folds that have not begun
+        pool.shutdown(cancel_futures=True)
 
 
 def _conclusion(

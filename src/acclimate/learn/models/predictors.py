@@ -55,7 +55,8 @@ class Head(nn.Module, ABC):
     def with_last(self, weight: Tensor, bias: Tensor) -> "Head":
         """This head with another last layer, of weight [C, h] and bias [C]; the rest is shared."""
         changed = copy.copy(self)
-        layer = _linear(self.last.in_features, self.last.out_features, weight, bias, self.last)
+        sizes = self.last.in_features, self.last.out_features
+        layer = linear_layer(*sizes, weight, bias, self.last.weight)
         changed._modules = {**self._modules, "last": layer}
         return changed
 
@@ -232,18 +233,20 @@ class FoldedPairHead(Head):
         layers = [(share, head.last) for share, head in zip(weights, (one, two), strict=True)]
         weight = torch.cat([share * last.weight.double() for share, last in layers], 1)
         bias = torch.stack([share * last.bias.double() for share, last in layers]).sum(0)
-        self.last = _linear(weight.shape[1], len(weight), weight, bias, one.last)
+        self.last = linear_layer(weight.shape[1], len(weight), weight, bias, one.last.weight)
 
     def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         hidden = torch.cat([self.one(features).hidden, self.two(features).hidden], 1)
         return Output(self.last(hidden), hidden)
 
 
-def _linear(inputs: int, outputs: int, weight: Tensor, bias: Tensor, like: nn.Linear) -> nn.Linear:
-    """A layer of these tensors, of the type and on the device of another one's."""
+def linear_layer(
+    inputs: int, outputs: int, weight: Tensor, bias: Tensor, like: Tensor
+) -> nn.Linear:
+    """A layer of these tensors, of the type and on the device of `like`."""
     with torch.device("meta"):  # nothing is initialised, so no random numbers are used up
         layer = nn.Linear(inputs, outputs)
-    tensors = {"weight": weight.to(like.weight), "bias": bias.to(like.bias)}
+    tensors = {"weight": weight.to(like), "bias": bias.to(like)}
     layer.load_state_dict(tensors, assign=True)
     return layer
 
@@ -374,10 +377,17 @@ def identity_backbone(width: int) -> Backbone:
 def on_hidden(head: Head) -> Predictor:
     """The last layer alone, as a classifier of the hidden layer before it; it is shared."""
     last = head.last
+    backbone = identity_backbone(last.in_features).to(last.weight.device)
+    return Predictor(backbone, head_of(last)).eval()
+
+
+def head_of(last: nn.Linear) -> LinearHead:
+    """A head whose one layer is `last`. It is not initialised first: other threads may be drawing
+    from torch's generator."""
     with torch.device("meta"):
-        alone = LinearHead(last.in_features, last.out_features)
-    alone.last = last
-    return Predictor(identity_backbone(last.in_features).to(last.weight.device), alone).eval()
+        head = LinearHead(last.in_features, last.out_features)
+    head.last = last
+    return head
 
 
 def takes_features(predictor: Predictor) -> bool:
