@@ -227,4 +227,4 @@ def test_scores_on_features_of_a_frozen_backbone_are_those_of_the_run(
     found = unseen.measure(tmp_path / "run", manifest, [config.adapt.points])
     mine = {row["method"]: row["top1"] for row in found["rows"]}
     assert {method: mine[unseen.as_rehearsed(method)] for method in wanted} == wanted
-    assert {*wanted} == {"none", "auto", "oracle-prior", *asked}
+    assert {*wanted} == {"none", "auto", "auto-neutral", "auto-other", "oracle-prior", *asked}

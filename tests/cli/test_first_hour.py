@@ -66,18 +66,7 @@ def rows(sites: int) -> Manifest:
 
 @pytest.mark.parametrize(
     ("sites", "said"),
-    [
-        (
-            1,
-            "With one site nothing can be rehearsed, and what to expect at another is not known; "
-            "the plain model is what `predict` uses.",
-        ),
-        (
-            2,
-            "Only 2 sites could play a new site, and it takes 3 to tell whether adaptation pays; "
-            "the plain model is what `predict` uses.",
-        ),
-    ],
+    [(1, "With one site nothing can be rehearsed"), (2, "Only 2 sites could play a new site")],
 )
 def test_few_sites_train_without_a_second_error(
     cli: Any, tmp_path: Path, sites: int, said: str
@@ -85,7 +74,7 @@ def test_few_sites_train_without_a_second_error(
     rows(sites).write(tmp_path / "sites.parquet")
     code, out, _ = cli("train", tmp_path / "sites.parquet", "--out", tmp_path / "run", *QUICK)
     assert code == 0
-    assert said in out.splitlines()
+    assert sum(line.startswith(said) for line in out.splitlines()) == 1
     assert "--test-domains" not in out
 
 

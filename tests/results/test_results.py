@@ -732,25 +732,25 @@ def test_a_domainbed_sweep_end_to_end(tmp_path: Path) -> None:
         for env in range(4):
             domainbed_run(tmp_path, "ERM", 0.5 + 0.1 * trial, env=env, trial=trial)
             if (env, trial) != (3, 1):
-                domainbed_run(tmp_path, "SagNet", 0.52 + 0.02 * env, env=env, trial=trial)
+                domainbed_run(tmp_path, "ANDMask", 0.52 + 0.02 * env, env=env, trial=trial)
     (tmp_path / "empty").mkdir()
     report = load_domainbed(tmp_path)
     assert report.rules == ("training-domains", "oracle") and report.runs == ()
     (found,) = report.results["training-domains"]
     assert found.dataset == "PACS"
     assert found.columns == ("art_painting", "cartoon", "photo", "sketch")
-    erm, sag = found.rows
+    erm, mask = found.rows
     assert erm.average == Estimate(pytest.approx(0.55), pytest.approx(0.05), 2)
-    assert sag.key.label == "SagNet"
-    assert sag.average == Estimate(pytest.approx(0.55), None, 1)  # trial 1 lacks sketch
-    assert sag.difference is not None and sag.difference.pairs == 7
-    assert (sag.key, sag.trials, sag.runs) == (Key("SagNet", "none"), 2, 2)
+    assert mask.key.label == "ANDMask"
+    assert mask.average == Estimate(pytest.approx(0.55), None, 1)  # trial 1 lacks sketch
+    assert mask.difference is not None and mask.difference.pairs == 7
+    assert (mask.key, mask.trials, mask.runs) == (Key("ANDMask", "none"), 2, 2)
     _, empty, lacking = report.notes  # what oracle lacks as well is said once
     assert "empty" in empty
-    assert mentions(lacking, "training-domains", "1 of 16", "SagNet on PACS sketch in trial 1")
-    with_rows = with_published(load_domainbed(tmp_path, baseline=Key.usual("SagNet")))
+    assert mentions(lacking, "training-domains", "1 of 16", "ANDMask on PACS sketch in trial 1")
+    with_rows = with_published(load_domainbed(tmp_path, baseline=Key.usual("ANDMask")))
     assert sum(row.published for row in with_rows.results["oracle"][0].rows) == 11
-    assert with_rows.results["oracle"][0].rows[0].key == Key("SagNet", "none")
+    assert with_rows.results["oracle"][0].rows[0].key == Key("ANDMask", "none")
 
 
 def test_domainbed_folders_are_recognised_and_sorted_by_name(tmp_path: Path) -> None:

@@ -274,10 +274,8 @@ class TestDraws:
             if search.scale == "choice":
                 assert value in search.options
                 continue
-            low, high = (
-                {"log10": 10.0**x, "log2": 2.0**x}.get(search.scale, x)
-                for x in (search.low, search.high)
-            )
+            base = {"log10": 10.0, "log2": 2.0}.get(search.scale)
+            low, high = (base**x if base else x for x in (search.low, search.high))
             assert int(low) <= value <= high
         config = from_dict(RunConfig, values, where="test")
         from_dict(ALGORITHMS[algorithm][0].Config, config.hparams, where="test")
