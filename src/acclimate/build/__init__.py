@@ -42,6 +42,10 @@ BUILDERS: dict[str, Row] = {
         "acclimate.build.domainbed:DomainBed",
         "One of DomainBed's image folders, checked against what it should hold.",
     ),
+    "wilds": Row(
+        "acclimate.build.wilds:Wilds",
+        "Camelyon17, iWildCam, FMoW or RxRx1 of WILDS, with its domains and official splits.",
+    ),
     "fetch": Row(
         "acclimate.build.fetch.builder:Fetch",
         "Check the images of a manifest, fetch those that are missing, and say what is gone.",

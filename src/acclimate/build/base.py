@@ -6,15 +6,18 @@ dataclass of settings itself adds its own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from acclimate.config import setting
 from acclimate.config.values import range_missed
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.core.progress import Watch
+from acclimate.core.text import count
 from acclimate.data.manifest import Manifest
 
 OUT = "The manifest to write, ending in .parquet."
@@ -74,6 +77,29 @@ def in_short(manifest: Manifest) -> str:
         f"{len(manifest)} rows, {len(manifest.domains)} domains, {len(manifest.classes)} classes "
         f"(digest {manifest.digest()[:12]})"
     )
+
+
+def differences(what: str, images: int, expected: int) -> Iterator[str]:
+    """A sentence if a domain or a split does not have the expected number of images."""
+    more = images - expected
+    if not images and expected:
+        yield f"{what} is missing: {expected} images expected"
+    elif more:
+        word = "more" if more > 0 else "fewer"
+        yield f"{what} has {count(images, 'image')}, {abs(more)} {word} than expected"
+
+
+def verdict(found: Sequence[str]) -> list[str]:
+    """The differences of a data set from what it should be, as lines of a summary."""
+    return [f"warning: {difference}" for difference in found] or ["as expected"]
+
+
+def with_origin(manifest: Manifest, licence: str, source: str) -> Manifest:
+    """The manifest with free columns that state the licence and the official page of its images."""
+    table = manifest.table
+    for name, value in (("licence", licence), ("source", source)):
+        table = table.append_column(name, pa.repeat(value, table.num_rows))
+    return replace(manifest, table=table)
 
 
 @dataclass(frozen=True, kw_only=True)

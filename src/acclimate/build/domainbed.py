@@ -18,9 +18,12 @@ from acclimate.build.base import (
     Listing,
     SplitSettings,
     argument,
+    differences,
     flag,
     in_short,
     required,
+    verdict,
+    with_origin,
 )
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError, unknown
@@ -36,6 +39,7 @@ class Benchmark:
 
     title: str
     editions: Mapping[str, Mapping[str, int]]  # as it is, or was, given out: images of each domain
+    names: tuple[str, ...] = ()  # of the domains, where their numbers of images are not published
     classes: int  # how many each domain has
     sources: tuple[str, ...]  # official pages
     licence: str
@@ -43,7 +47,7 @@ class Benchmark:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        return tuple(next(iter(self.editions.values())))
+        return tuple(next(iter(self.editions.values()), self.names))
 
     def domain(self, folder: str) -> str:
         """The authors' name of the domain in `folder`; the folder's own where it is extra."""
@@ -85,7 +89,7 @@ BENCHMARKS = _read_benchmarks()
 
 @dataclass(frozen=True, kw_only=True)
 class DomainCheck:
-    """One domain of a folder, beside what was expected; None where there is no expectation."""
+    """One domain of a folder, beside what was expected; None where no number is known."""
 
     domain: str
     folder: str | None  # None: it is not there
@@ -93,20 +97,18 @@ class DomainCheck:
     expected: int | None
     classes: int
     expected_classes: int
+    extra: bool = False  # no domain of the data set
 
     def differences(self) -> Iterator[str]:
         name, images = self.domain, count(self.images, "image")
-        if self.expected is None:
+        if self.extra:
             yield f"domain '{name}' with {images} is extra"
             return
-        if not self.images:
-            yield f"domain '{name}' is missing: {self.expected} images expected"
-            return
-        more = self.images - self.expected
-        if more:
-            word = "more" if more > 0 else "fewer"
-            yield f"domain '{name}' has {images}, {abs(more)} {word} than expected"
-        if self.classes != self.expected_classes:
+        if self.expected is not None:
+            yield from differences(f"domain '{name}'", self.images, self.expected)
+        elif not self.images:
+            yield f"domain '{name}' is missing"
+        if self.images and self.classes != self.expected_classes:
             classes = count(self.classes, "class", "classes")
             yield f"domain '{name}' has {classes}, not {self.expected_classes}"
 
@@ -118,7 +120,7 @@ class FolderCheck:
     title: str
     edition: str  # the one that is nearest
     images: int
-    expected: int
+    expected: int | None
     domains: Sequence[DomainCheck]
     left_out: Mapping[str, int]  # reason -> images
     unlisted: int  # lines of the drop list that match no image
@@ -144,6 +146,7 @@ def _check_domains(
     edition, numbers = min(
         expected.editions.items(),
         key=lambda item: sum(abs(images.get(d, 0) - number) for d, number in item[1].items()),
+        default=("numbers of images are not published", {}),
     )
     checks = [
         DomainCheck(
@@ -153,6 +156,7 @@ def _check_domains(
             expected=numbers.get(domain),
             classes=sizes[domain]["label_count_distinct"] if domain in sizes else 0,
             expected_classes=expected.classes,
+            extra=domain not in expected.domains,
         )
         for domain in (*expected.domains, *sorted(set(images) - set(expected.domains)))
     ]
@@ -166,7 +170,7 @@ class DomainBed(Builder):
     example = "acclimate build domainbed --dataset pacs data/PACS --out pacs.parquet"
 
     root: Path = argument("The folder that holds the domains.")
-    dataset: str = required("vlcs, pacs, office-home, domainnet or terra-incognita.")
+    dataset: str = required("vlcs, pacs, office-home, domainnet, terra-incognita or sviro.")
     out: Path = required(OUT)
     drop_list: Path | None = setting(
         None, "Images to leave out, such as domain_net_duplicates.txt of DomainBed."
@@ -177,20 +181,21 @@ class DomainBed(Builder):
     def build(self, watch: Watch) -> Built:
         manifest, check = self.checked()
         manifest.write(self.out)
-        differences = check.differences()
+        found = check.differences()
         header = ("domain", "folder", "images", "expected", "classes", "expected")
         rows = [
-            [DASH if value is None else str(value) for value in astuple(domain)]
+            [DASH if value is None else str(value) for value in astuple(domain)[: len(header)]]
             for domain in check.domains
         ]
+        nearest = f"nearest edition: {check.edition} ({check.expected} images)"
         return Built(
             manifest=manifest,
             out=self.out,
-            facts={"check": {**asdict(check), "differences": differences}},
+            facts={"check": {**asdict(check), "differences": found}},
             summary=[
-                f"{check.title}, nearest edition: {check.edition} ({check.expected} images)",
+                f"{check.title}, {nearest if check.expected is not None else check.edition}",
                 Listing(header, rows),
-                *([f"warning: {difference}" for difference in differences] or ["as expected"]),
+                *verdict(found),
                 in_short(manifest),
             ],
         )
@@ -213,11 +218,12 @@ class DomainBed(Builder):
         edition, domains = _check_domains(expected, folders, table)
         manifest = Manifest.from_rows(table, root, source, **asdict(self.splits))
         manifest.check()
+        manifest = with_origin(manifest, expected.licence, expected.sources[0])
         return manifest, FolderCheck(
             title=expected.title,
             edition=edition,
             images=len(manifest),
-            expected=sum(expected.editions[edition].values()),
+            expected=sum(numbers.values()) if (numbers := expected.editions.get(edition)) else None,
             domains=domains,
             left_out={reason: images for reason, images in reasons.items() if images},
             unlisted=len(listed_images - set(paths)),
