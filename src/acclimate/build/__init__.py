@@ -46,6 +46,14 @@ BUILDERS: dict[str, Row] = {
         "acclimate.build.wilds:Wilds",
         "Camelyon17, iWildCam, FMoW or RxRx1 of WILDS, with its domains and official splits.",
     ),
+    "spawrious": Row(
+        "acclimate.build.spawrious:Spawrious",
+        "A challenge of Spawrious: dogs whose backgrounds mislead in the test.",
+    ),
+    "idx": Row(
+        "acclimate.build.idx:Idx",
+        "RotatedMNIST and ColoredMNIST as DomainBed makes them, from MNIST's own files.",
+    ),
     "fetch": Row(
         "acclimate.build.fetch.builder:Fetch",
         "Check the images of a manifest, fetch those that are missing, and say what is gone.",
