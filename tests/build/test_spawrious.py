@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from fixtures.errors import refused
 EACH = 20
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """All 48 folders, with 20 images instead of 3,168."""
-    monkeypatch.setattr(spawrious, "IMAGES", EACH)
+    tmp_path = tmp_path_factory.mktemp("spawrious")
     for group in "01":
         for background in ("desert", "jungle", "dirt", "snow", "beach", "mountain"):
             for breed in spawrious.BREEDS:
@@ -28,7 +29,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 for number in range(EACH):
                     name = f"{group} {background} {breed} {number}"
                     (folder / f"{number:04d}.png").write_bytes(name.encode())
-    return tmp_path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spawrious, "IMAGES", EACH)
+        yield tmp_path
 
 
 def built(root: Path, challenge: str) -> tuple[Manifest, dict[str, Any]]:
@@ -87,7 +90,7 @@ def test_every_challenge_tests_on_backgrounds_that_a_breed_was_not_trained_on(ro
         assert said["rows"] == 320
 
 
-def test_what_a_folder_lacks_is_told(root: Path) -> None:
+def test_what_a_folder_lacks_is_told_last(root: Path) -> None:
     with refused(UnknownName, "o2o-hart", "o2o-hard"):
         built(root, "o2o-hart")
     folder = root / "spawrious224" / "1" / "beach" / "corgi"

@@ -38,6 +38,10 @@ BUILDERS: dict[str, Row] = {
         "acclimate.build.shift.builder:ShiftBuilder",
         "Domains with label, covariate and conditional shift of known size, from any images.",
     ),
+    "corrupt": Row(
+        "acclimate.build.corrupt:Corrupt",
+        "Noise, blur, light and compression of known severity as domains, from any images.",
+    ),
     "domainbed": Row(
         "acclimate.build.domainbed:DomainBed",
         "One of DomainBed's image folders, checked against what it should hold.",

@@ -5,10 +5,10 @@ Training and test files are joined and shuffled, and each image is in one domain
 
 import gzip
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,56 +30,32 @@ MISLEADING = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
 LABEL_NOISE = 0.25
 
 
-class Digits(NamedTuple):
-    """All images, in the order in which domains take them."""
-
-    images: np.ndarray  # uint8 [n, h, w]
-    labels: np.ndarray  # [n]
-    seed: int
+# Images [n, h, w] and labels [n] of a domain -> pixels [h, w] or [h, w, 3], labels, other columns
+Made = tuple[Iterable[np.ndarray], np.ndarray, Mapping[str, np.ndarray]]
+Make = Callable[[np.ndarray, np.ndarray, np.random.Generator], Made]
 
 
-class Part(NamedTuple):
-    """A domain: its images as they were, and what becomes of them."""
-
-    domain: str
-    images: np.ndarray  # uint8 [n, h, w]
-    pixels: Iterator[np.ndarray]  # of each: uint8 [h, w] or [h, w, 3]
-    labels: np.ndarray  # str [n]
-    free: Mapping[str, pa.Array]  # other columns
+def _turned(
+    images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, *, angle: int
+) -> Made:
+    pictures = (Image.fromarray(image).rotate(angle, Image.Resampling.BILINEAR) for image in images)
+    return map(np.asarray, pictures), labels.astype(str), {}
 
 
-def _rotated(digits: Digits) -> Iterator[Part]:
-    for place, angle in enumerate(ANGLES):
-        images = digits.images[place :: len(ANGLES)]
-        turned = (
-            np.asarray(Image.fromarray(image).rotate(angle, Image.Resampling.BILINEAR))
-            for image in images
-        )
-        labels = digits.labels[place :: len(ANGLES)].astype(str)
-        yield Part(str(angle), images, turned, labels, {})
+def _coloured(
+    images: np.ndarray, labels: np.ndarray, rng: np.random.Generator, *, misleading: float
+) -> Made:
+    small = (labels < 5) ^ (rng.random(len(labels)) < LABEL_NOISE)
+    green = small ^ (rng.random(len(labels)) < misleading)
+    pixels = np.zeros((*images.shape, 3), dtype=np.uint8)
+    pixels[np.arange(len(images)), :, :, green.astype(int)] = images
+    return pixels, np.where(small, "0 to 4", "5 to 9"), {"digit": labels, "green": green}
 
 
-def _coloured(digits: Digits) -> Iterator[Part]:
-    for place, (domain, misleading) in enumerate(MISLEADING.items()):
-        images = digits.images[place :: len(MISLEADING)]
-        labels = digits.labels[place :: len(MISLEADING)]
-        rng = stream(digits.seed, "colours", domain)
-        small = (labels < 5) ^ (rng.random(len(labels)) < LABEL_NOISE)
-        green = small ^ (rng.random(len(labels)) < misleading)
-        pixels = np.zeros((*images.shape, 3), dtype=np.uint8)
-        pixels[np.arange(len(images)), :, :, green.astype(int)] = images
-        free = {"digit": pa.array(labels), "green": pa.array(green)}
-        yield Part(domain, images, iter(pixels), np.where(small, "0 to 4", "5 to 9"), free)
-
-
-def _plain(digits: Digits) -> Iterator[Part]:
-    yield Part("plain", digits.images, iter(digits.images), digits.labels.astype(str), {})
-
-
-KINDS: dict[str, Callable[[Digits], Iterator[Part]]] = {
-    "rotated": _rotated,
-    "coloured": _coloured,
-    "plain": _plain,
+KINDS: dict[str, dict[str, Make]] = {  # the domains of each
+    "rotated": {str(angle): partial(_turned, angle=angle) for angle in ANGLES},
+    "coloured": {name: partial(_coloured, misleading=m) for name, m in MISLEADING.items()},
+    "plain": {"plain": partial(_turned, angle=0)},
 }
 
 
@@ -127,23 +103,23 @@ class Idx(Builder):
 
     def build(self, watch: Watch) -> Built:
         require_known(self.kind, KINDS, f"there is no kind '{self.kind}'")
-        root, seed = self.root.expanduser(), self.splits.seed
+        root, seed, domains = self.root.expanduser(), self.splits.seed, KINDS[self.kind]
         pairs = [_read_part(root, part) for part in ("train", "t10k")]
         images, labels = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
         order = stream(seed, "order").permutation(len(images))
         tables: list[pa.Table] = []
-        for part in KINDS[self.kind](Digits(images[order], labels[order], seed)):
-            encoded = [encode_image(pixels) for pixels in part.pixels]
-            # By its content: it is known in other data made from the same files.
-            digests = [hashlib.sha256(image.tobytes()).hexdigest() for image in part.images]
+        for place, (domain, make) in enumerate(domains.items()):
+            rows = order[place :: len(domains)]
+            pixels, names, free = make(images[rows], labels[rows], stream(seed, "domain", domain))
             columns = {
-                "bytes": pa.array(encoded, pa.large_binary()),
-                "label": pa.array(part.labels.tolist()),
-                "domain": pa.repeat(part.domain, len(encoded)),
-                BASE_IMAGE: pa.array(digests),
+                "bytes": pa.array([encode_image(one) for one in pixels], pa.large_binary()),
+                "label": pa.array(names.tolist()),
+                "domain": pa.repeat(domain, len(rows)),
+                # By its content: it is known in other data made from the same files.
+                BASE_IMAGE: [hashlib.sha256(images[row].tobytes()).hexdigest() for row in rows],
             }
-            tables.append(pa.table({**columns, **part.free}))
-            watch("images of domains", sum(map(len, tables)), len(images), "")
+            tables.append(pa.table({**columns, **free}))
+            watch("images of domains", place + 1, len(domains), "")
         table, source = pa.concat_tables(tables), data_name(root)
         manifest = Manifest.from_rows(table, root, source, **asdict(self.splits))
         manifest.check()

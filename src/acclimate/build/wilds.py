@@ -50,36 +50,23 @@ class Picture(NamedTuple):
     free: Mapping[str, str] = {}  # other columns
 
 
-class Tables:
-    """The tables of a data set's folder, each column as text."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def rows(self, name: str, *columns: str) -> list[dict[str, str]]:
-        """The named columns of a table; what is missing is the empty text."""
-        path = self.root / name
-        if not path.is_file():
-            raise ManifestError(
-                f"{self.root} has no '{name}'; name the folder that WILDS' download made"
-            )
-        table = readers.read_rows(path, columns)
-        for column in columns:
-            if column not in table.column_names:
-                names = listed([other for other in table.column_names if other], 12)
-                raise ManifestError(
-                    f"{name} in {self.root} has no column '{column}'; it has {names}. Download "
-                    "it again, or name the folder of another data set"
-                )
-        return [
-            {column: value or "" for column, value in row.items()}
-            for row in table.select(columns).to_pylist()
-        ]
+def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
+    """The named columns of a table, as text; what is missing is the empty text."""
+    remedy = "name the folder that WILDS' download made, or another --data"
+    if not path.is_file():
+        raise ManifestError(f"there is no '{path.name}' in {path.parent}; {remedy}")
+    table = readers.read_rows(path, columns)
+    for column in columns:
+        if column not in table.column_names:
+            names = listed([other for other in table.column_names if other], 12)
+            raise ManifestError(f"{path} has no column '{column}', but {names}; {remedy}")
+    rows = table.select(columns).to_pylist()
+    return [{column: value or "" for column, value in row.items()} for row in rows]
 
 
-def _camelyon17(tables: Tables) -> Iterator[Picture]:
+def _camelyon17(root: Path) -> Iterator[Picture]:
     columns = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
-    for row in tables.rows("metadata.csv", *columns):
+    for row in _rows(root / "metadata.csv", *columns):
         node = f"patient_{row['patient']}_node_{row['node']}"
         # The split of a row counts in the training hospitals alone: of the others all is unseen.
         official = {"1": "val", "2": "test"}.get(row["center"])
@@ -92,10 +79,10 @@ def _camelyon17(tables: Tables) -> Iterator[Picture]:
         )
 
 
-def _iwildcam(tables: Tables) -> Iterator[Picture]:
-    names = {row["y"]: row["name"] for row in tables.rows("categories.csv", "y", "name")}
+def _iwildcam(root: Path) -> Iterator[Picture]:
+    names = {row["y"]: row["name"] for row in _rows(root / "categories.csv", "y", "name")}
     columns = ("split", "location_remapped", "seq_id", "y", "filename")
-    for row in tables.rows("metadata.csv", *columns):
+    for row in _rows(root / "metadata.csv", *columns):
         yield Picture(
             f"train/{row['filename']}",  # where images of all splits are
             names.get(row["y"], ""),
@@ -105,11 +92,11 @@ def _iwildcam(tables: Tables) -> Iterator[Picture]:
         )
 
 
-def _fmow(tables: Tables) -> Iterator[Picture]:
-    codes = tables.rows("country_code_mapping.csv", "alpha-3", "region")
+def _fmow(root: Path) -> Iterator[Picture]:
+    codes = _rows(root / "country_code_mapping.csv", "alpha-3", "region")
     regions = {row["alpha-3"]: row["region"] for row in codes}
     columns = ("split", "category", "country_code", "timestamp")
-    for number, row in enumerate(tables.rows("rgb_metadata.csv", *columns)):
+    for number, row in enumerate(_rows(root / "rgb_metadata.csv", *columns)):
         region, year = regions.get(row["country_code"]) or "Other", row["timestamp"][:4]
         # Split by place first: places to test on are in no other part, in whatever year.
         official = {
@@ -128,9 +115,9 @@ def _fmow(tables: Tables) -> Iterator[Picture]:
         )
 
 
-def _rxrx1(tables: Tables) -> Iterator[Picture]:
+def _rxrx1(root: Path) -> Iterator[Picture]:
     columns = ("experiment", "plate", "well", "site", "sirna_id", "dataset", "cell_type")
-    for row in tables.rows("metadata.csv", *columns):
+    for row in _rows(root / "metadata.csv", *columns):
         # Each well was photographed twice: once to train on, once to test on in the same domain.
         second = row["dataset"] == "train" and row["site"] == "2"
         yield Picture(
@@ -148,7 +135,7 @@ class Release:
 
     title: str
     folder: str  # that the download makes
-    pictures: Callable[[Tables], Iterator[Picture]]
+    pictures: Callable[[Path], Iterator[Picture]]
     splits: Mapping[str, int]  # images of each official split
     classes: int
     licence: str
@@ -213,7 +200,7 @@ class Wilds(Builder):
             raise ManifestError(f"there is no folder '{root}' with {release.title}; check the path")
         if (root / release.folder).is_dir():
             root = root / release.folder
-        pictures = list(release.pictures(Tables(root)))
+        pictures = list(release.pictures(root))
         used = [picture for picture in pictures if picture.official is not None]
         source = f"{root.resolve().name}/"
         manifest = Manifest.from_rows(_table(used, source), root, source, val_share=0, seed=0)
