@@ -89,17 +89,19 @@ def differences(what: str, images: int, expected: int) -> Iterator[str]:
         yield f"{what} has {count(images, 'image')}, {abs(more)} {word} than expected"
 
 
-def verdict(found: Sequence[str]) -> list[str]:
-    """The differences of a data set from what it should be, as lines of a summary."""
-    return [f"warning: {difference}" for difference in found] or ["as expected"]
-
-
 def with_origin(manifest: Manifest, licence: str, source: str) -> Manifest:
     """The manifest with free columns that state the licence and the official page of its images."""
     table = manifest.table
     for name, value in (("licence", licence), ("source", source)):
         table = table.append_column(name, pa.repeat(value, table.num_rows))
     return replace(manifest, table=table)
+
+
+def compared(built: Built, found: Sequence[str]) -> Built:
+    """A known data set, with how it differs from what it should be."""
+    told = [f"warning: {difference}" for difference in found] or ["as expected"]
+    summary = [*built.summary, *told, in_short(built.manifest)]
+    return replace(built, summary=summary, facts={**built.facts, "differences": found})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from acclimate.build.base import OUT, Builder, Built, argument, required
 from acclimate.build.pools import open_pool
 from acclimate.build.shift.images import open_image
 from acclimate.config import setting
-from acclimate.core.errors import ConfigError, ManifestError, require_known
+from acclimate.core.errors import ConfigError, require_known
 from acclimate.core.progress import Watch
 from acclimate.core.randomness import stream
 from acclimate.data.manifest import Manifest
@@ -123,18 +123,15 @@ class Corrupt(Builder):
 
     def build(self, watch: Watch) -> Built:
         require_name(self.out)
-        domains = list(dict.fromkeys(product(self.kinds.split(","), self.severities.split(","))))
-        for kind, severity in domains:
+        named = dict.fromkeys(product(self.kinds.split(","), self.severities.split(",")))
+        for kind, severity in named:
             require_known(kind, CORRUPTIONS, f"there is no corruption '{kind}'")
             if severity not in ("1", "2", "3", "4", "5"):
                 raise ConfigError(f"--severities has '{severity}'; give numbers from 1 to 5")
-        base = open_pool(self.data)
+        domains, base = [(CLEAN, "0"), *named], open_pool(self.data)
         base.check()
-        if base.has_features:
-            raise ManifestError(f"{base.source} holds features; corruptions are made from images")
 
         def tables() -> Iterator[pa.Table]:
-            yield self._table(base, CLEAN, 0, workers)
             for done, (kind, severity) in enumerate(domains, start=1):
                 yield self._table(base, kind, int(severity), workers)
                 watch("images of domains", done, len(domains), "")

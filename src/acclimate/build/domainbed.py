@@ -18,11 +18,10 @@ from acclimate.build.base import (
     Listing,
     SplitSettings,
     argument,
+    compared,
     differences,
     flag,
-    in_short,
     required,
-    verdict,
     with_origin,
 )
 from acclimate.config import setting
@@ -188,17 +187,11 @@ class DomainBed(Builder):
             for domain in check.domains
         ]
         nearest = f"nearest edition: {check.edition} ({check.expected} images)"
-        return Built(
-            manifest=manifest,
-            out=self.out,
-            facts={"check": {**asdict(check), "differences": found}},
-            summary=[
-                f"{check.title}, {nearest if check.expected is not None else check.edition}",
-                Listing(header, rows),
-                *verdict(found),
-                in_short(manifest),
-            ],
-        )
+        title = f"{check.title}, {nearest if check.expected is not None else check.edition}"
+        summary: list[str | Listing] = [title, Listing(header, rows)]
+        facts = {"check": {**asdict(check), "differences": found}}
+        built = Built(manifest=manifest, out=self.out, facts=facts, summary=summary)
+        return compared(built, found)
 
     def checked(self) -> tuple[Manifest, FolderCheck]:
         """The manifest of the folder, and the folder beside what it should be."""

@@ -5,7 +5,9 @@ Training and test files are joined and shuffled, and each image is in one domain
 
 import gzip
 import hashlib
+import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,8 +27,7 @@ from acclimate.data.readers import data_name, encode_image
 
 MOST = 1 << 30  # bytes of a file, unpacked
 ANGLES = (0, 15, 30, 45, 60, 75)  # degrees, counter-clockwise
-# How often the colour is not the label's: it tells the label in training, and misleads in the last.
-MISLEADING = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
+MISLEADING = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}  # how often the colour is not the label's
 LABEL_NOISE = 0.25
 
 
@@ -62,34 +63,24 @@ KINDS: dict[str, dict[str, Make]] = {  # the domains of each
 def read_idx(path: Path, axes: int) -> np.ndarray:
     """The uint8 array of a file in the idx format, plain or gzipped, with so many axes."""
     require_regular(path, MOST)
-    problem = ManifestError(f"{path} is no idx file of bytes with {axes} axes; get it again")
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read(MOST)
-    except (OSError, EOFError) as error:
-        raise problem from error
-    shape = np.frombuffer(content[4 : 4 + 4 * axes], dtype=">u4").tolist()
-    values = np.frombuffer(content[4 + 4 * axes :], dtype=np.uint8)
-    if content[:4] != bytes([0, 0, 8, axes]) or int(np.prod(shape, dtype=object)) != len(values):
-        raise problem
-    return values.reshape(shape)
+    with (
+        suppress(OSError, EOFError, ValueError, zlib.error),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
+    ):
+        content = file.read(MOST)
+        shape = np.frombuffer(content, ">u4", axes, 4).tolist()
+        if content.startswith(bytes([0, 0, 8, axes])):
+            return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    raise ManifestError(f"{path} is no idx file of bytes with {axes} axes; get it again")
 
 
-def _read_part(root: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of `train` or `t10k`, wherever below `root` they are."""
-    arrays = []
-    for kind, axes in (("images", 3), ("labels", 1)):
-        pattern = f"{part}-{kind}?idx{axes}-ubyte*"
-        paths = sorted(root.rglob(pattern))
-        if not paths:
-            raise ManifestError(f"there is no '{pattern}' in {root}; name the folder of idx files")
-        arrays.append(read_idx(paths[0], axes))
-    images, labels = arrays
-    if len(images) != len(labels):
-        raise ManifestError(
-            f"{part} in {root} has {len(images)} images and {len(labels)} labels; get it again"
-        )
-    return images, labels
+def _read(root: Path, part: str, kind: str, axes: int) -> np.ndarray:
+    """The images or labels of `train` or `t10k`, wherever below `root` they are."""
+    pattern = f"{part}-{kind}?idx{axes}-ubyte*"
+    paths = sorted(root.rglob(pattern))
+    if not paths:
+        raise ManifestError(f"there is no '{pattern}' in {root}; name the folder of idx files")
+    return read_idx(paths[0], axes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +95,13 @@ class Idx(Builder):
     def build(self, watch: Watch) -> Built:
         require_known(self.kind, KINDS, f"there is no kind '{self.kind}'")
         root, seed, domains = self.root.expanduser(), self.splits.seed, KINDS[self.kind]
-        pairs = [_read_part(root, part) for part in ("train", "t10k")]
-        images, labels = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+        images, labels = (
+            np.concatenate([_read(root, part, kind, axes) for part in ("train", "t10k")])
+            for kind, axes in (("images", 3), ("labels", 1))
+        )
+        if len(images) != len(labels):
+            both = f"{len(images)} images and {len(labels)} labels"
+            raise ManifestError(f"the files in {root} have {both}; get them again")
         order = stream(seed, "order").permutation(len(images))
         tables: list[pa.Table] = []
         for place, (domain, make) in enumerate(domains.items()):

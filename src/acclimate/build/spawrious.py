@@ -7,8 +7,8 @@ lists them.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -18,10 +18,9 @@ from acclimate.build.base import (
     Built,
     SplitSettings,
     argument,
+    compared,
     differences,
-    in_short,
     required,
-    verdict,
     with_origin,
 )
 from acclimate.core.errors import ManifestError, require_known
@@ -46,27 +45,18 @@ CHALLENGES = {
 }
 
 
-class Part(NamedTuple):
-    """The first so many images of a breed on a background, for a domain."""
-
-    domain: str
-    folder: str
-    images: int
-
-    @classmethod
-    def of(cls, challenge: str) -> Iterator["Part"]:
-        training, test, *shared = (names.split() for names in CHALLENGES[challenge])
-        for group in (0, 1):
-            for place, breed in enumerate(BREEDS):
-                own, folder, images = place, group, IMAGES
-                if shared:
-                    images = int(COMMON[group] * IMAGES)
-                    rest = f"{group}/{shared[0][0]}/{breed}"
-                    yield cls(f"train-{group + 1}", rest, IMAGES - images)
-                else:  # the second group has the backgrounds of each pair of breeds swapped
-                    own, folder = place ^ group, 0
-                yield cls(f"train-{group + 1}", f"{folder}/{training[own]}/{breed}", images)
-                yield cls("test", f"{folder}/{test[own]}/{breed}", IMAGES)
+def parts_of(challenge: str) -> Iterator[tuple[str, str, int]]:
+    """(domain, folder, how many of its images) of all that a challenge is made of."""
+    training, test, *shared = (names.split() for names in CHALLENGES[challenge])
+    for group, (place, breed) in product((0, 1), enumerate(BREEDS)):
+        domain, own, folder, images = f"train-{group + 1}", place, group, IMAGES
+        if shared:
+            images = int(COMMON[group] * IMAGES)
+            yield domain, f"{group}/{shared[0][0]}/{breed}", IMAGES - images
+        else:  # the second group has the backgrounds of each pair of breeds swapped
+            own, folder = place ^ group, 0
+        yield domain, f"{folder}/{training[own]}/{breed}", images
+        yield "test", f"{folder}/{test[own]}/{breed}", IMAGES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +73,9 @@ class Spawrious(Builder):
         root = self.root.expanduser()
         if (root / "spawrious224").is_dir():
             root = root / "spawrious224"
-        rows: list[tuple[str, ...]] = []
+        rows: list[dict[str, str]] = []
         found: list[str] = []
-        for domain, folder, wanted in Part.of(self.challenge):
+        for domain, folder, wanted in parts_of(self.challenge):
             if not (root / folder).is_dir():
                 raise ManifestError(
                     f"there is no folder '{folder}' in {root}; name the one that holds 0 and 1"
@@ -93,20 +83,15 @@ class Spawrious(Builder):
             paths = find_images([root / folder])
             found += differences(f"folder '{folder}'", len(paths), IMAGES)
             _, background, breed = folder.split("/")
-            role = domain.partition("-")[0]
-            for path in paths[:wanted]:
-                image = path.relative_to(root).as_posix()
-                rows.append((image, breed, domain, role, background))
-        names = ("image", "label", "domain", "role", "background")
-        table = pa.table(dict(zip(names, map(pa.array, zip(*rows, strict=True)), strict=True)))
-        manifest = Manifest.from_rows(table, root, f"{root.name}/", **asdict(self.splits))
+            facts = {"label": breed, "domain": domain, "background": background}
+            facts["role"] = domain.partition("-")[0]
+            images = (path.relative_to(root).as_posix() for path in paths[:wanted])
+            rows += [{"image": image, **facts} for image in images]
+        table, source = pa.Table.from_pylist(rows), f"{root.name}/"
+        manifest = Manifest.from_rows(table, root, source, **asdict(self.splits))
         manifest.check()
         manifest = with_origin(manifest, LICENCE, SOURCE)
         manifest.write(self.out)
         told = list(dict.fromkeys(found))  # a folder may serve two domains
-        return Built(
-            manifest=manifest,
-            out=self.out,
-            facts={"differences": told},
-            summary=[f"Spawrious {self.challenge}", *verdict(told), in_short(manifest)],
-        )
+        title = f"Spawrious {self.challenge}"
+        return compared(Built(manifest=manifest, out=self.out, summary=[title]), told)

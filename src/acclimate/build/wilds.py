@@ -18,10 +18,9 @@ from acclimate.build.base import (
     Built,
     Listing,
     argument,
+    compared,
     differences,
-    in_short,
     required,
-    verdict,
     with_origin,
 )
 from acclimate.core.errors import ManifestError, require_known
@@ -67,29 +66,22 @@ def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
 def _camelyon17(root: Path) -> Iterator[Picture]:
     columns = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
     for row in _rows(root / "metadata.csv", *columns):
-        node = f"patient_{row['patient']}_node_{row['node']}"
+        node, center = f"patient_{row['patient']}_node_{row['node']}", row["center"]
+        image = f"patches/{node}/patch_{node}_x_{row['x_coord']}_y_{row['y_coord']}.png"
+        label = {"0": "normal", "1": "tumor"}.get(row["tumor"], "")
         # The split of a row counts in the training hospitals alone: of the others all is unseen.
-        official = {"1": "val", "2": "test"}.get(row["center"])
-        yield Picture(
-            f"patches/{node}/patch_{node}_x_{row['x_coord']}_y_{row['y_coord']}.png",
-            {"0": "normal", "1": "tumor"}.get(row["tumor"], ""),
-            f"hospital-{row['center']}",
-            official or {"0": "train", "1": "id_val"}.get(row["split"]),
-            {"slide": row["slide"]},
-        )
+        official = {"0": "train", "1": "id_val"}.get(row["split"])
+        official = {"1": "val", "2": "test"}.get(center, official)
+        yield Picture(image, label, f"hospital-{center}", official, {"slide": row["slide"]})
 
 
 def _iwildcam(root: Path) -> Iterator[Picture]:
     names = {row["y"]: row["name"] for row in _rows(root / "categories.csv", "y", "name")}
     columns = ("split", "location_remapped", "seq_id", "y", "filename")
     for row in _rows(root / "metadata.csv", *columns):
-        yield Picture(
-            f"train/{row['filename']}",  # where images of all splits are
-            names.get(row["y"], ""),
-            f"location-{row['location_remapped']}",
-            row["split"],
-            {"group": row["seq_id"]},
-        )
+        image, label = f"train/{row['filename']}", names.get(row["y"], "")  # of all splits
+        domain = f"location-{row['location_remapped']}"
+        yield Picture(image, label, domain, row["split"], {"group": row["seq_id"]})
 
 
 def _fmow(root: Path) -> Iterator[Picture]:
@@ -98,54 +90,46 @@ def _fmow(root: Path) -> Iterator[Picture]:
     columns = ("split", "category", "country_code", "timestamp")
     for number, row in enumerate(_rows(root / "rgb_metadata.csv", *columns)):
         region, year = regions.get(row["country_code"]) or "Other", row["timestamp"][:4]
-        # Split by place first: places to test on are in no other part, in whatever year.
-        official = {
-            ("train", "seen"): "train",
-            ("val", "seen"): "id_val",
-            ("test", "seen"): "id_test",
-            ("val", "later"): "val",
-            ("test", "latest"): "test",
-        }.get((row["split"], "latest" if year >= "2016" else "later" if year >= "2013" else "seen"))
-        yield Picture(
-            f"images/rgb_img_{number}.png",
-            row["category"],
-            f"{region}-{year}",
-            official,
-            {"region": region, "year": year},
-        )
+        # Places are split first: one to test on is in no other split, in whatever year.
+        official = {"train": "train", "val": "id_val", "test": "id_test"}.get(row["split"])
+        if year >= "2013":
+            official = "test" if year >= "2016" else "val"
+            official = official if official == row["split"] else None
+        image, free = f"images/rgb_img_{number}.png", {"region": region, "year": year}
+        yield Picture(image, row["category"], f"{region}-{year}", official, free)
 
 
 def _rxrx1(root: Path) -> Iterator[Picture]:
     columns = ("experiment", "plate", "well", "site", "sirna_id", "dataset", "cell_type")
     for row in _rows(root / "metadata.csv", *columns):
+        domain, well, site = row["experiment"], row["well"], row["site"]
+        image = f"images/{domain}/Plate{row['plate']}/{well}_s{site}.png"
         # Each well was photographed twice: once to train on, once to test on in the same domain.
-        second = row["dataset"] == "train" and row["site"] == "2"
-        yield Picture(
-            f"images/{row['experiment']}/Plate{row['plate']}/{row['well']}_s{row['site']}.png",
-            row["sirna_id"],
-            row["experiment"],
-            "id_test" if second else row["dataset"],
-            {"cell_type": row["cell_type"], "well": row["well"]},
-        )
+        second = row["dataset"] == "train" and site == "2"
+        official, free = "id_test" if second else row["dataset"], {"cell_type": row["cell_type"]}
+        yield Picture(image, row["sirna_id"], domain, official, {**free, "well": well})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
     """A data set as it is given out now, and how its tables are read."""
 
-    title: str
-    folder: str  # that the download makes
     pictures: Callable[[Path], Iterator[Picture]]
     splits: Mapping[str, int]  # images of each official split
     classes: int
     licence: str
     source: str
 
+    def differences(self, sizes: Mapping[str, int], classes: int) -> Iterator[str]:
+        """A sentence for each split, or number of classes, that is not as published."""
+        for split, expected in self.splits.items():
+            yield from differences(f"split '{split}'", sizes[split], expected)
+        if classes != self.classes:
+            yield f"there are {count(classes, 'class', 'classes')}, not {self.classes}"
+
 
 RELEASES = {
     "camelyon17": Release(
-        title="Camelyon17-WILDS 1.0",
-        folder="camelyon17_v1.0",
         pictures=_camelyon17,
         splits={"train": 302436, "id_val": 33560, "val": 34904, "test": 85054},
         classes=2,
@@ -153,8 +137,6 @@ RELEASES = {
         source="https://camelyon17.grand-challenge.org/",
     ),
     "iwildcam": Release(
-        title="iWildCam2020-WILDS 2.0",
-        folder="iwildcam_v2.0",
         pictures=_iwildcam,
         splits={"train": 129809, "id_val": 7314, "id_test": 8154, "val": 14961, "test": 42791},
         classes=182,
@@ -162,8 +144,6 @@ RELEASES = {
         source="https://www.kaggle.com/c/iwildcam-2020-fgvc7",
     ),
     "fmow": Release(
-        title="FMoW-WILDS 1.1",
-        folder="fmow_v1.1",
         pictures=_fmow,
         splits={"train": 76863, "id_val": 11483, "id_test": 11327, "val": 19915, "test": 22108},
         classes=62,
@@ -171,8 +151,6 @@ RELEASES = {
         source="https://github.com/fMoW/dataset",
     ),
     "rxrx1": Release(
-        title="RxRx1-WILDS 1.0",
-        folder="rxrx1_v1.0",
         pictures=_rxrx1,
         splits={"train": 40612, "id_test": 40612, "val": 9854, "test": 34432},
         classes=1139,
@@ -194,12 +172,10 @@ class Wilds(Builder):
 
     def build(self, watch: Watch) -> Built:
         require_known(self.data, RELEASES, f"there is no '{self.data}' of WILDS here")
-        release = RELEASES[self.data]
-        root = self.root.expanduser()
+        release, root = RELEASES[self.data], self.root.expanduser()
         if not root.is_dir():
-            raise ManifestError(f"there is no folder '{root}' with {release.title}; check the path")
-        if (root / release.folder).is_dir():
-            root = root / release.folder
+            raise ManifestError(f"there is no folder '{root}' with {self.data}; check the path")
+        root = max(root.glob(f"{self.data}_v*"), default=root)  # the newest version
         pictures = list(release.pictures(root))
         used = [picture for picture in pictures if picture.official is not None]
         source = f"{root.resolve().name}/"
@@ -207,51 +183,27 @@ class Wilds(Builder):
         manifest.check()
         manifest = with_origin(manifest, release.licence, release.source)
         manifest.write(self.out)
-        return _told(release, manifest, self.out, left_out=len(pictures) - len(used))
-
-
-def _told(release: Release, manifest: Manifest, out: Path, left_out: int) -> Built:
-    """What was built, and its splits beside the published ones."""
-    sizes = Counter(manifest.table["official_split"].to_pylist())
-    found = [
-        line
-        for split, expected in release.splits.items()
-        for line in differences(f"split '{split}'", sizes[split], expected)
-    ]
-    if len(manifest.classes) != release.classes:
-        classes = count(len(manifest.classes), "class", "classes")
-        found.append(f"{release.title} has {classes}, not {release.classes}")
-    notes = [f"{count(left_out, 'image')} in no official split left out"] if left_out else []
-    rows = [[name, str(sizes[name]), str(number)] for name, number in release.splits.items()]
-    return Built(
-        manifest=manifest,
-        out=out,
-        facts={"splits": dict(sizes), "left_out": left_out, "differences": found},
-        summary=[
-            release.title,
-            Listing(("split", "images", "expected"), rows),
-            *notes,
-            *verdict(found),
-            in_short(manifest),
-        ],
-    )
+        sizes = Counter(manifest.table["official_split"].to_pylist())
+        rows = [[name, str(sizes[name]), str(number)] for name, number in release.splits.items()]
+        left_out = len(pictures) - len(used)
+        notes = [f"{count(left_out, 'image')} in no official split left out"] if left_out else []
+        listing = Listing(("split", "images", "expected"), rows)
+        facts = {"splits": dict(sizes), "left_out": left_out}
+        summary: list[str | Listing] = [f"{self.data} of WILDS", listing, *notes]
+        built = Built(manifest=manifest, out=self.out, facts=facts, summary=summary)
+        return compared(built, list(release.differences(sizes, len(manifest.classes))))
 
 
 def _table(pictures: Sequence[Picture], source: str) -> pa.Table:
     """The rows of a manifest; a split that WILDS does not have is refused."""
     if not pictures:
         raise ManifestError(f"no row of {source} is in an official split; download it again")
-    for picture in pictures:
-        split = str(picture.official)
-        require_known(split, SIDES, f"{picture.image} is in split '{split}', which is not WILDS'")
-    sides = [SIDES[str(picture.official)] for picture in pictures]
-    columns = {
-        "image": [picture.image for picture in pictures],
-        "label": [picture.label for picture in pictures],
-        "domain": [picture.domain for picture in pictures],
-        "role": [role for role, _ in sides],
-        "split": [split for _, split in sides],
-        "official_split": [picture.official for picture in pictures],
-        **{name: [picture.free[name] for picture in pictures] for name in pictures[0].free},
-    }
-    return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    rows = []
+    for image, label, domain, official, free in pictures:
+        require_known(
+            str(official), SIDES, f"{image} is in split '{official}', which is not WILDS'"
+        )
+        role, split = SIDES[str(official)]
+        facts = {"domain": domain, "role": role, "split": split, "official_split": official}
+        rows.append({"image": image, "label": label, **facts, **free})
+    return pa.Table.from_pylist(rows)
