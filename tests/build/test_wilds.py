@@ -101,7 +101,7 @@ def test_as_expected_or_every_difference(tmp_path: Path, monkeypatch: pytest.Mon
         "split 'train' has 6 images, 1 fewer than expected",
         "split 'val' has 4 images, 1 more than expected",
         "split 'id_test' is missing: 2 images expected",
-        "there are 2 classes, not 3",
+        "2 classes instead of 3",
     ]
     assert "warning: split 'train' has 6 images" in command(*given)
 
@@ -109,7 +109,7 @@ def test_as_expected_or_every_difference(tmp_path: Path, monkeypatch: pytest.Mon
 def test_another_layout_is_refused_with_its_first_difference(tmp_path: Path) -> None:
     with refused(UnknownName, "camelyon", "camelyon17"):
         built(tmp_path, "camelyon", tmp_path)
-    with refused(ManifestError, tmp_path / "none", "fmow"):
+    with refused(ManifestError, tmp_path / "none", "country_code_mapping.csv"):
         built(tmp_path, "fmow", tmp_path / "none")
     with refused(ManifestError, tmp_path, "'metadata.csv'"):
         built(tmp_path, "rxrx1", tmp_path)

@@ -79,29 +79,27 @@ def in_short(manifest: Manifest) -> str:
     )
 
 
-def differences(what: str, images: int, expected: int) -> Iterator[str]:
-    """A sentence if a domain or a split does not have the expected number of images."""
-    more = images - expected
-    if not images and expected:
-        yield f"{what} is missing: {expected} images expected"
-    elif more:
-        word = "more" if more > 0 else "fewer"
-        yield f"{what} has {count(images, 'image')}, {abs(more)} {word} than expected"
+def differences(what: str, images: int, expected: int | None) -> Iterator[str]:
+    """A sentence if a domain or a split has not the expected number of images, if one is known."""
+    if not images and expected != 0:
+        yield f"{what} is missing" + (f": {expected} images expected" if expected else "")
+    elif expected is not None and images != expected:
+        more = f"{abs(images - expected)} {'more' if images > expected else 'fewer'}"
+        yield f"{what} has {count(images, 'image')}, {more} than expected"
 
 
-def with_origin(manifest: Manifest, licence: str, source: str) -> Manifest:
-    """The manifest with free columns that state the licence and the official page of its images."""
-    table = manifest.table
+def written(built: Built, licence: str, source: str, found: Sequence[str]) -> Built:
+    """Write a known data set, with free columns that state its licence and official page; say how
+    it differs from what it should be."""
+    table, out = built.manifest.table, built.out
     for name, value in (("licence", licence), ("source", source)):
         table = table.append_column(name, pa.repeat(value, table.num_rows))
-    return replace(manifest, table=table)
-
-
-def compared(built: Built, found: Sequence[str]) -> Built:
-    """A known data set, with how it differs from what it should be."""
+    manifest = replace(built.manifest, table=table)
+    if out is not None:
+        manifest.write(out)
     told = [f"warning: {difference}" for difference in found] or ["as expected"]
-    summary = [*built.summary, *told, in_short(built.manifest)]
-    return replace(built, summary=summary, facts={**built.facts, "differences": found})
+    summary, facts = [*built.summary, *told, in_short(manifest)], {"differences": found}
+    return replace(built, manifest=manifest, summary=summary, facts={**built.facts, **facts})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -116,9 +115,6 @@ class Corrupt(Builder):
     out: Path = required(OUT)
     kinds: str = setting(",".join(CORRUPTIONS), "Kinds of corruption, with commas between them.")
     severities: str = setting("1,3,5", "Severities from 1 to 5, with commas between them.")
-    encoding: Literal["jpeg", "png"] = setting(
-        "jpeg", "How images are stored: jpeg (quality 95), or png, which loses nothing."
-    )
     seed: int = setting(0, "Seed of noise and of the directions of motion.")
 
     def build(self, watch: Watch) -> Built:
@@ -148,7 +144,7 @@ class Corrupt(Builder):
             pixels = np.asarray(open_image(base, row))
             if severity:
                 pixels = corrupted(pixels, kind, severity, stream(self.seed, domain, row))
-            return encode_image(pixels, self.encoding)
+            return encode_image(pixels)
 
         rows, names = range(len(base)), base.table.column_names
         columns = {name: base.table[name] for name in ("label", "split", GROUP) if name in names}

@@ -18,11 +18,10 @@ from acclimate.build.base import (
     Listing,
     SplitSettings,
     argument,
-    compared,
     differences,
     flag,
     required,
-    with_origin,
+    written,
 )
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError, unknown
@@ -37,12 +36,13 @@ class Benchmark:
     """A data set's expected content, and other names that its folders go by."""
 
     title: str
-    editions: Mapping[str, Mapping[str, int]]  # as it is, or was, given out: images of each domain
+    # As it is, or was, given out: images of each domain.
+    editions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     names: tuple[str, ...] = ()  # of the domains, where their numbers of images are not published
     classes: int  # how many each domain has
     sources: tuple[str, ...]  # official pages
     licence: str
-    aliases: Mapping[str, str]  # of domains
+    aliases: Mapping[str, str] = field(default_factory=dict)  # of domains
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -103,10 +103,7 @@ class DomainCheck:
         if self.extra:
             yield f"domain '{name}' with {images} is extra"
             return
-        if self.expected is not None:
-            yield from differences(f"domain '{name}'", self.images, self.expected)
-        elif not self.images:
-            yield f"domain '{name}' is missing"
+        yield from differences(f"domain '{name}'", self.images, self.expected)
         if self.images and self.classes != self.expected_classes:
             classes = count(self.classes, "class", "classes")
             yield f"domain '{name}' has {classes}, not {self.expected_classes}"
@@ -179,7 +176,6 @@ class DomainBed(Builder):
 
     def build(self, watch: Watch) -> Built:
         manifest, check = self.checked()
-        manifest.write(self.out)
         found = check.differences()
         header = ("domain", "folder", "images", "expected", "classes", "expected")
         rows = [
@@ -191,7 +187,8 @@ class DomainBed(Builder):
         summary: list[str | Listing] = [title, Listing(header, rows)]
         facts = {"check": {**asdict(check), "differences": found}}
         built = Built(manifest=manifest, out=self.out, facts=facts, summary=summary)
-        return compared(built, found)
+        known = benchmark(self.dataset)
+        return written(built, known.licence, known.sources[0].partition(" ")[0], found)
 
     def checked(self) -> tuple[Manifest, FolderCheck]:
         """The manifest of the folder, and the folder beside what it should be."""
@@ -211,7 +208,6 @@ class DomainBed(Builder):
         edition, domains = _check_domains(expected, folders, table)
         manifest = Manifest.from_rows(table, root, source, **asdict(self.splits))
         manifest.check()
-        manifest = with_origin(manifest, expected.licence, expected.sources[0])
         return manifest, FolderCheck(
             title=expected.title,
             edition=edition,

@@ -26,7 +26,6 @@ from acclimate.data.pictures import BASE_IMAGE
 from acclimate.data.readers import data_name, encode_image
 
 MOST = 1 << 30  # bytes of a file, unpacked
-ANGLES = (0, 15, 30, 45, 60, 75)  # degrees, counter-clockwise
 MISLEADING = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}  # how often the colour is not the label's
 LABEL_NOISE = 0.25
 
@@ -54,7 +53,7 @@ def _coloured(
 
 
 KINDS: dict[str, dict[str, Make]] = {  # the domains of each
-    "rotated": {str(angle): partial(_turned, angle=angle) for angle in ANGLES},
+    "rotated": {str(angle): partial(_turned, angle=angle) for angle in range(0, 90, 15)},
     "coloured": {name: partial(_coloured, misleading=m) for name, m in MISLEADING.items()},
     "plain": {"plain": partial(_turned, angle=0)},
 }

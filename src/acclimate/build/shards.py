@@ -83,9 +83,9 @@ def read_parquet(path: Path, names: Mapping[str, str]) -> pa.Table:
         table = table.drop_columns("image").append_column("bytes", inside)
     table = table.rename_columns([names.get(name, name) for name in table.column_names])
     split = SPLITS.get(path.stem.partition("-")[0])
-    if split is None or "split" in table.column_names:
-        return table
-    return table.append_column("split", pa.repeat(split, table.num_rows))
+    if split is not None and "split" not in table.column_names:
+        table = table.append_column("split", pa.repeat(split, table.num_rows))
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,10 @@ class Shards(Builder):
                 tables.append(read(path, names))
                 table = pa.concat_tables(tables, promote_options="default")
             except DAMAGE as error:
-                raise ManifestError(f"cannot read {path} as a shard: {reason_of(error)}") from error
+                reason = reason_of(error).rstrip(".")
+                raise ManifestError(
+                    f"cannot read {path} as a shard: {reason}; check the path, or get it again"
+                ) from error
             watch("shards", done, len(self.files), "")
         source = self.files[0].name
         require_columns(table, source)

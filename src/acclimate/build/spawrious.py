@@ -18,10 +18,9 @@ from acclimate.build.base import (
     Built,
     SplitSettings,
     argument,
-    compared,
     differences,
     required,
-    with_origin,
+    written,
 )
 from acclimate.core.errors import ManifestError, require_known
 from acclimate.core.progress import Watch
@@ -71,8 +70,7 @@ class Spawrious(Builder):
     def build(self, watch: Watch) -> Built:
         require_known(self.challenge, CHALLENGES, f"Spawrious has no '{self.challenge}'")
         root = self.root.expanduser()
-        if (root / "spawrious224").is_dir():
-            root = root / "spawrious224"
+        root = max(root.glob("spawrious224"), default=root)
         rows: list[dict[str, str]] = []
         found: list[str] = []
         for domain, folder, wanted in parts_of(self.challenge):
@@ -82,16 +80,13 @@ class Spawrious(Builder):
                 )
             paths = find_images([root / folder])
             found += differences(f"folder '{folder}'", len(paths), IMAGES)
-            _, background, breed = folder.split("/")
-            facts = {"label": breed, "domain": domain, "background": background}
-            facts["role"] = domain.partition("-")[0]
-            images = (path.relative_to(root).as_posix() for path in paths[:wanted])
-            rows += [{"image": image, **facts} for image in images]
+            facts = {"domain": domain, "role": domain.split("-")[0]}
+            _, facts["background"], facts["label"] = folder.split("/")
+            names = (path.relative_to(root).as_posix() for path in paths[:wanted])
+            rows += [{"image": name, **facts} for name in names]
         table, source = pa.Table.from_pylist(rows), f"{root.name}/"
         manifest = Manifest.from_rows(table, root, source, **asdict(self.splits))
         manifest.check()
-        manifest = with_origin(manifest, LICENCE, SOURCE)
-        manifest.write(self.out)
-        told = list(dict.fromkeys(found))  # a folder may serve two domains
-        title = f"Spawrious {self.challenge}"
-        return compared(Built(manifest=manifest, out=self.out, summary=[title]), told)
+        built = Built(manifest=manifest, out=self.out, summary=[f"Spawrious {self.challenge}"])
+        # Once for a folder that serves two domains.
+        return written(built, LICENCE, SOURCE, list(dict.fromkeys(found)))

@@ -18,10 +18,9 @@ from acclimate.build.base import (
     Built,
     Listing,
     argument,
-    compared,
     differences,
     required,
-    with_origin,
+    written,
 )
 from acclimate.core.errors import ManifestError, require_known
 from acclimate.core.progress import Watch
@@ -31,12 +30,9 @@ from acclimate.data.manifest import Manifest
 
 # (role of the domain, split) of the rows of each official split
 SIDES = {
-    "train": ("train", "train"),
-    "id_val": ("train", "val"),
-    "id_test": ("train", "test"),
-    "val": ("val", "val"),
-    "test": ("test", "test"),
-}
+    "train": ("train", "train"), "id_val": ("train", "val"), "id_test": ("train", "test"),
+    "val": ("val", "val"), "test": ("test", "test"),
+}  # fmt: skip
 
 
 class Picture(NamedTuple):
@@ -70,8 +66,8 @@ def _camelyon17(root: Path) -> Iterator[Picture]:
         image = f"patches/{node}/patch_{node}_x_{row['x_coord']}_y_{row['y_coord']}.png"
         label = {"0": "normal", "1": "tumor"}.get(row["tumor"], "")
         # The split of a row counts in the training hospitals alone: of the others all is unseen.
-        official = {"0": "train", "1": "id_val"}.get(row["split"])
-        official = {"1": "val", "2": "test"}.get(center, official)
+        own = {"0": "train", "1": "id_val"}.get(row["split"])
+        official = {"1": "val", "2": "test"}.get(center, own)
         yield Picture(image, label, f"hospital-{center}", official, {"slide": row["slide"]})
 
 
@@ -120,44 +116,29 @@ class Release:
     licence: str
     source: str
 
-    def differences(self, sizes: Mapping[str, int], classes: int) -> Iterator[str]:
-        """A sentence for each split, or number of classes, that is not as published."""
-        for split, expected in self.splits.items():
-            yield from differences(f"split '{split}'", sizes[split], expected)
-        if classes != self.classes:
-            yield f"there are {count(classes, 'class', 'classes')}, not {self.classes}"
-
 
 RELEASES = {
     "camelyon17": Release(
-        pictures=_camelyon17,
+        pictures=_camelyon17, classes=2, source="https://camelyon17.grand-challenge.org/",
         splits={"train": 302436, "id_val": 33560, "val": 34904, "test": 85054},
-        classes=2,
         licence="https://creativecommons.org/publicdomain/zero/1.0/",
-        source="https://camelyon17.grand-challenge.org/",
     ),
     "iwildcam": Release(
-        pictures=_iwildcam,
+        pictures=_iwildcam, classes=182, source="https://www.kaggle.com/c/iwildcam-2020-fgvc7",
         splits={"train": 129809, "id_val": 7314, "id_test": 8154, "val": 14961, "test": 42791},
-        classes=182,
         licence="https://cdla.io/permissive-1-0/",
-        source="https://www.kaggle.com/c/iwildcam-2020-fgvc7",
     ),
     "fmow": Release(
-        pictures=_fmow,
+        pictures=_fmow, classes=62, source="https://github.com/fMoW/dataset",
         splits={"train": 76863, "id_val": 11483, "id_test": 11327, "val": 19915, "test": 22108},
-        classes=62,
         licence="https://github.com/fMoW/dataset/blob/master/LICENSE",
-        source="https://github.com/fMoW/dataset",
     ),
     "rxrx1": Release(
-        pictures=_rxrx1,
+        pictures=_rxrx1, classes=1139, source="https://www.rxrx.ai/rxrx1",
         splits={"train": 40612, "id_test": 40612, "val": 9854, "test": 34432},
-        classes=1139,
         licence="https://creativecommons.org/licenses/by-nc-sa/4.0/",
-        source="https://www.rxrx.ai/rxrx1",
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,25 +154,27 @@ class Wilds(Builder):
     def build(self, watch: Watch) -> Built:
         require_known(self.data, RELEASES, f"there is no '{self.data}' of WILDS here")
         release, root = RELEASES[self.data], self.root.expanduser()
-        if not root.is_dir():
-            raise ManifestError(f"there is no folder '{root}' with {self.data}; check the path")
         root = max(root.glob(f"{self.data}_v*"), default=root)  # the newest version
         pictures = list(release.pictures(root))
         used = [picture for picture in pictures if picture.official is not None]
         source = f"{root.resolve().name}/"
         manifest = Manifest.from_rows(_table(used, source), root, source, val_share=0, seed=0)
         manifest.check()
-        manifest = with_origin(manifest, release.licence, release.source)
-        manifest.write(self.out)
-        sizes = Counter(manifest.table["official_split"].to_pylist())
+        sizes, classes = Counter(manifest.table["official_split"].to_pylist()), manifest.classes
         rows = [[name, str(sizes[name]), str(number)] for name, number in release.splits.items()]
+        found = [
+            difference
+            for split, expected in release.splits.items()
+            for difference in differences(f"split '{split}'", sizes[split], expected)
+        ]
+        if len(classes) != release.classes:
+            found.append(f"{count(len(classes), 'class', 'classes')} instead of {release.classes}")
         left_out = len(pictures) - len(used)
         notes = [f"{count(left_out, 'image')} in no official split left out"] if left_out else []
-        listing = Listing(("split", "images", "expected"), rows)
+        summary: list[str | Listing] = [Listing(("split", "images", "expected"), rows), *notes]
         facts = {"splits": dict(sizes), "left_out": left_out}
-        summary: list[str | Listing] = [f"{self.data} of WILDS", listing, *notes]
         built = Built(manifest=manifest, out=self.out, facts=facts, summary=summary)
-        return compared(built, list(release.differences(sizes, len(manifest.classes))))
+        return written(built, release.licence, release.source, found)
 
 
 def _table(pictures: Sequence[Picture], source: str) -> pa.Table:
@@ -200,9 +183,7 @@ def _table(pictures: Sequence[Picture], source: str) -> pa.Table:
         raise ManifestError(f"no row of {source} is in an official split; download it again")
     rows = []
     for image, label, domain, official, free in pictures:
-        require_known(
-            str(official), SIDES, f"{image} is in split '{official}', which is not WILDS'"
-        )
+        require_known(str(official), SIDES, f"{image} has the split '{official}'")
         role, split = SIDES[str(official)]
         facts = {"domain": domain, "role": role, "split": split, "official_split": official}
         rows.append({"image": image, "label": label, **facts, **free})

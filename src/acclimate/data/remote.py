@@ -21,10 +21,9 @@ def open_binary(path: Path) -> IO[bytes]:
     address = f"{scheme[1]}://{text[scheme.end() :]}"
     try:
         file: IO[bytes] = import_module("fsspec").open(address).open()
-    except ImportError as error:
-        remedy = 'pip install "acclimate[remote]"'
-        raise ManifestError(f"cannot open {address} ({reason_of(error)}); {remedy}") from None
     except Exception as error:  # each store has errors of its own
-        reason = f"{reason_of(error)}; check the address, and the rights to read it"
-        raise ManifestError(f"cannot open {address}: {reason}") from error
+        remedy = "check the address, and your right to read it"
+        if isinstance(error, ImportError):
+            remedy = 'pip install "acclimate[remote]"'
+        raise ManifestError(f"cannot open {address} ({reason_of(error)}); {remedy}") from error
     return file
