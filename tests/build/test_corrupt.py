@@ -100,6 +100,20 @@ def test_every_domain_shows_the_same_pictures_in_the_same_splits(
     assert set(twice.picture_keys) == set(made.picture_keys)
 
 
+def test_a_folder_of_classes_is_one_domain_with_splits(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    command(
+        "build", "corrupt", tree / "north", "--kinds", "jpeg", "--severities", "1", "--out", out
+    )
+    made = Manifest.read(out)
+    assert set(made.table["base_domain"].to_pylist()) == {"north"}
+    for domain in ("clean", "jpeg-1"):
+        assert len(made.rows(domain=domain, split="val")) == 5  # of 24 pictures
+    command("build", "corrupt", tree / "north", "--kinds", "jpeg", "--severities", "1,1",
+            "--out", out)  # fmt: skip
+    assert Manifest.read(out).domains == ("clean", "jpeg-1")
+
+
 def test_what_cannot_be_corrupted_is_refused(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     with refused(UnknownName, "fog", "contrast"):

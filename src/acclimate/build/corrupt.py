@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from PIL import Image
 from scipy import ndimage
 
 from acclimate.build.base import OUT, Builder, Built, argument, required
-from acclimate.build.pools import open_pool
 from acclimate.build.shift.images import open_image
 from acclimate.config import setting
 from acclimate.core.errors import ConfigError, require_known
@@ -26,7 +26,7 @@ from acclimate.core.progress import Watch
 from acclimate.core.randomness import stream
 from acclimate.data.manifest import Manifest
 from acclimate.data.pictures import BASE_IMAGE, GROUP
-from acclimate.data.readers import encode_image, require_name, write_parts
+from acclimate.data.readers import data_name, encode_image, require_name, write_parts
 
 CLEAN = "clean"  # the domain of images as they are
 # Image [h, w, 3] in 0..1, strength -> the same shape, in any range
@@ -124,7 +124,10 @@ class Corrupt(Builder):
             require_known(kind, CORRUPTIONS, f"there is no corruption '{kind}'")
             if severity not in ("1", "2", "3", "4", "5"):
                 raise ConfigError(f"--severities has '{severity}'; give numbers from 1 to 5")
-        domains, base = [(CLEAN, "0"), *named], open_pool(self.data)
+        domains, data = [(CLEAN, "0"), *named], self.data.expanduser()
+        # A folder of classes is one domain, of which a part is kept for validation.
+        folder = partial(Manifest.from_folder, only_domain=data_name(data))
+        base = folder(data) if data.is_dir() else Manifest.open(data)
         base.check()
 
         def tables() -> Iterator[pa.Table]:
