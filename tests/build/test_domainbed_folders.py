@@ -185,6 +185,23 @@ def test_what_is_no_such_data_set_is_refused(tmp_path: Path) -> None:
         built(root, tmp_path)
 
 
+def test_a_data_set_without_published_numbers_is_checked_by_names(tmp_path: Path) -> None:
+    names = benchmark("sviro").domains
+    assert len(names) == 10
+    root = tree(tmp_path / "x", {f"{name}/{seat}": 1 for name in names[1:] for seat in range(7)})
+    tree(root, {"golf/0": 1})
+    check = built(root, tmp_path, "sviro").check
+    assert check.expected is None
+    assert check.differences() == [
+        "domain 'aclass' is missing",
+        "domain 'golf' with 1 image is extra",
+    ]
+    out = tmp_path / "again.parquet"
+    shown = command("build", "domainbed", "--dataset", "sviro", root, "--out", out)
+    assert "SVIRO, numbers of images are not published\n" in shown
+    assert Manifest.read(out).table["source"][0].as_py().startswith("https://sviro.kl.dfki.de")
+
+
 def test_the_command_shows_a_table_and_json(tmp_path: Path) -> None:
     root, out = pacs(tmp_path / "x"), tmp_path / "out.parquet"
     arguments = ("build", "domainbed", "--dataset", "pacs", root, "--out", out)

@@ -38,10 +38,15 @@ BUILDERS: dict[str, Row] = {
         "acclimate.build.shift.builder:ShiftBuilder",
         "Domains with label, covariate and conditional shift of known size, from any images.",
     ),
+    "corrupt": Row("acclimate.build.corrupt:Corrupt", "Domains of known noise, blur and light."),
     "domainbed": Row(
         "acclimate.build.domainbed:DomainBed",
         "One of DomainBed's image folders, checked against what it should hold.",
     ),
+    "wilds": Row("acclimate.build.wilds:Wilds", "An image data set of WILDS, official splits."),
+    "spawrious": Row("acclimate.build.spawrious:Spawrious", "A challenge of Spawrious, checked."),
+    "idx": Row("acclimate.build.idx:Idx", "RotatedMNIST or ColoredMNIST, from MNIST's own files."),
+    "shards": Row("acclimate.build.shards:Shards", "From WebDataset's or Hugging Face's shards."),
     "fetch": Row(
         "acclimate.build.fetch.builder:Fetch",
         "Check the images of a manifest, fetch those that are missing, and say what is gone.",

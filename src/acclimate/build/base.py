@@ -6,15 +6,18 @@ dataclass of settings itself adds its own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from acclimate.config import setting
 from acclimate.config.values import range_missed
 from acclimate.core.errors import AcclimateError, ConfigError
 from acclimate.core.progress import Watch
+from acclimate.core.text import count
 from acclimate.data.manifest import Manifest
 
 OUT = "The manifest to write, ending in .parquet."
@@ -74,6 +77,29 @@ def in_short(manifest: Manifest) -> str:
         f"{len(manifest)} rows, {len(manifest.domains)} domains, {len(manifest.classes)} classes "
         f"(digest {manifest.digest()[:12]})"
     )
+
+
+def differences(what: str, images: int, expected: int | None) -> Iterator[str]:
+    """A sentence if a domain or a split has not the expected number of images, if one is known."""
+    if not images and expected != 0:
+        yield f"{what} is missing" + (f": {expected} images expected" if expected else "")
+    elif expected is not None and images != expected:
+        more = f"{abs(images - expected)} {'more' if images > expected else 'fewer'}"
+        yield f"{what} has {count(images, 'image')}, {more} than expected"
+
+
+def written(built: Built, licence: str, source: str, found: Sequence[str]) -> Built:
+    """Write a known data set, with free columns that state its licence and official page; say how
+    it differs from what it should be."""
+    table, out = built.manifest.table, built.out
+    for name, value in (("licence", licence), ("source", source)):
+        table = table.append_column(name, pa.repeat(value, table.num_rows))
+    manifest = replace(built.manifest, table=table)
+    if out is not None:
+        manifest.write(out)
+    told = [f"warning: {difference}" for difference in found] or ["as expected"]
+    summary, facts = [*built.summary, *told, in_short(manifest)], {"differences": found}
+    return replace(built, manifest=manifest, summary=summary, facts={**built.facts, **facts})
 
 
 @dataclass(frozen=True, kw_only=True)

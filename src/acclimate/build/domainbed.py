@@ -18,9 +18,10 @@ from acclimate.build.base import (
     Listing,
     SplitSettings,
     argument,
+    differences,
     flag,
-    in_short,
     required,
+    written,
 )
 from acclimate.config import setting
 from acclimate.core.errors import ManifestError, unknown
@@ -35,15 +36,17 @@ class Benchmark:
     """A data set's expected content, and other names that its folders go by."""
 
     title: str
-    editions: Mapping[str, Mapping[str, int]]  # as it is, or was, given out: images of each domain
+    # As it is, or was, given out: images of each domain.
+    editions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()  # of the domains, where their numbers of images are not published
     classes: int  # how many each domain has
     sources: tuple[str, ...]  # official pages
     licence: str
-    aliases: Mapping[str, str]  # of domains
+    aliases: Mapping[str, str] = field(default_factory=dict)  # of domains
 
     @property
     def domains(self) -> tuple[str, ...]:
-        return tuple(next(iter(self.editions.values())))
+        return tuple(next(iter(self.editions.values()), self.names))
 
     def domain(self, folder: str) -> str:
         """The authors' name of the domain in `folder`; the folder's own where it is extra."""
@@ -85,7 +88,7 @@ BENCHMARKS = _read_benchmarks()
 
 @dataclass(frozen=True, kw_only=True)
 class DomainCheck:
-    """One domain of a folder, beside what was expected; None where there is no expectation."""
+    """One domain of a folder, beside what was expected; None where no number is known."""
 
     domain: str
     folder: str | None  # None: it is not there
@@ -93,20 +96,15 @@ class DomainCheck:
     expected: int | None
     classes: int
     expected_classes: int
+    extra: bool = False  # no domain of the data set
 
     def differences(self) -> Iterator[str]:
         name, images = self.domain, count(self.images, "image")
-        if self.expected is None:
+        if self.extra:
             yield f"domain '{name}' with {images} is extra"
             return
-        if not self.images:
-            yield f"domain '{name}' is missing: {self.expected} images expected"
-            return
-        more = self.images - self.expected
-        if more:
-            word = "more" if more > 0 else "fewer"
-            yield f"domain '{name}' has {images}, {abs(more)} {word} than expected"
-        if self.classes != self.expected_classes:
+        yield from differences(f"domain '{name}'", self.images, self.expected)
+        if self.images and self.classes != self.expected_classes:
             classes = count(self.classes, "class", "classes")
             yield f"domain '{name}' has {classes}, not {self.expected_classes}"
 
@@ -118,7 +116,7 @@ class FolderCheck:
     title: str
     edition: str  # the one that is nearest
     images: int
-    expected: int
+    expected: int | None
     domains: Sequence[DomainCheck]
     left_out: Mapping[str, int]  # reason -> images
     unlisted: int  # lines of the drop list that match no image
@@ -144,6 +142,7 @@ def _check_domains(
     edition, numbers = min(
         expected.editions.items(),
         key=lambda item: sum(abs(images.get(d, 0) - number) for d, number in item[1].items()),
+        default=("numbers of images are not published", {}),
     )
     checks = [
         DomainCheck(
@@ -153,6 +152,7 @@ def _check_domains(
             expected=numbers.get(domain),
             classes=sizes[domain]["label_count_distinct"] if domain in sizes else 0,
             expected_classes=expected.classes,
+            extra=domain not in expected.domains,
         )
         for domain in (*expected.domains, *sorted(set(images) - set(expected.domains)))
     ]
@@ -166,7 +166,7 @@ class DomainBed(Builder):
     example = "acclimate build domainbed --dataset pacs data/PACS --out pacs.parquet"
 
     root: Path = argument("The folder that holds the domains.")
-    dataset: str = required("vlcs, pacs, office-home, domainnet or terra-incognita.")
+    dataset: str = required("vlcs, pacs, office-home, domainnet, terra-incognita or sviro.")
     out: Path = required(OUT)
     drop_list: Path | None = setting(
         None, "Images to leave out, such as domain_net_duplicates.txt of DomainBed."
@@ -176,24 +176,19 @@ class DomainBed(Builder):
 
     def build(self, watch: Watch) -> Built:
         manifest, check = self.checked()
-        manifest.write(self.out)
-        differences = check.differences()
+        found = check.differences()
         header = ("domain", "folder", "images", "expected", "classes", "expected")
         rows = [
-            [DASH if value is None else str(value) for value in astuple(domain)]
+            [DASH if value is None else str(value) for value in astuple(domain)[: len(header)]]
             for domain in check.domains
         ]
-        return Built(
-            manifest=manifest,
-            out=self.out,
-            facts={"check": {**asdict(check), "differences": differences}},
-            summary=[
-                f"{check.title}, nearest edition: {check.edition} ({check.expected} images)",
-                Listing(header, rows),
-                *([f"warning: {difference}" for difference in differences] or ["as expected"]),
-                in_short(manifest),
-            ],
-        )
+        nearest = f"nearest edition: {check.edition} ({check.expected} images)"
+        title = f"{check.title}, {nearest if check.expected is not None else check.edition}"
+        summary: list[str | Listing] = [title, Listing(header, rows)]
+        facts = {"check": {**asdict(check), "differences": found}}
+        built = Built(manifest=manifest, out=self.out, facts=facts, summary=summary)
+        known = benchmark(self.dataset)
+        return written(built, known.licence, known.sources[0].partition(" ")[0], found)
 
     def checked(self) -> tuple[Manifest, FolderCheck]:
         """The manifest of the folder, and the folder beside what it should be."""
@@ -217,7 +212,7 @@ class DomainBed(Builder):
             title=expected.title,
             edition=edition,
             images=len(manifest),
-            expected=sum(expected.editions[edition].values()),
+            expected=sum(numbers.values()) if (numbers := expected.editions.get(edition)) else None,
             domains=domains,
             left_out={reason: images for reason, images in reasons.items() if images},
             unlisted=len(listed_images - set(paths)),

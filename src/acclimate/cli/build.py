@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -16,6 +16,9 @@ from acclimate.cli.output import progress_bar, say, say_json, say_table, stoppab
 
 if TYPE_CHECKING:  # builders import pyarrow, and no other command waits for them
     from acclimate.build import Built, Row
+
+
+Croissant = Annotated[bool, typer.Option("--croissant", help="Write OUT.croissant.json, too.")]
 
 
 class _Builders(TyperGroup):
@@ -46,18 +49,26 @@ def rows() -> "dict[str, Row]":
 def command(name: str) -> TyperCommand:
     """The command of a builder: Typer makes it of a function with a parameter for each option."""
     from acclimate.build import builder
+    from acclimate.build.croissant import datasheet
+    from acclimate.core.files import write_json
     from acclimate.records.outputs import check_out
 
     cls = builder(name, rows())
 
-    def build(*, json: bool, **options: Any) -> None:
+    def build(*, json: bool, croissant: bool, **options: Any) -> None:
         request = _make_builder(cls, options)
         if (out := options["out"]) is not None:
             given = (one for value in options.values() for one in _listed(value))
             check_out(out, "manifest", (one for one in given if one is not out))
+            sheet = out.expanduser().with_suffix(".croissant.json")
+            if croissant:
+                check_out(sheet, "data sheet")
         stop = stoppable(request.when_stopped()) if cls.resumes else nullcontext()
         with stop, progress_bar() as watch:
             built = request.build(watch)
+        if croissant and built.out is not None:
+            write_json(sheet, datasheet(built.manifest, built.out.expanduser()))
+            built = replace(built, files=[*built.files, ("data sheet", sheet)])
         if json:
             say_json(built.as_dict())
         else:
@@ -66,7 +77,8 @@ def command(name: str) -> TyperCommand:
             raise built.problem
 
     flags = [_parameter(one, hint) for one, hint in _options(cls)]
-    function = with_parameters(build, [*flags, parameter("json", Json, False)])
+    shared = [parameter("croissant", Croissant, False), parameter("json", Json, False)]
+    function = with_parameters(build, [*flags, *shared])
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, help=rows()[name].about, epilog=f"Example: {cls.example}")(function)
     command = typer.main.get_command(alone)

@@ -209,8 +209,9 @@ def is_dicom(header: bytes) -> bool:
     return header[128:132] == b"DICM"
 
 
-def read_rows(path: Path) -> pa.Table:
-    """The rows of a .csv, .tsv, .parquet, .jsonl or .ndjson file, core text columns as text."""
+def read_rows(path: Path, also_text: Sequence[str] = ()) -> pa.Table:
+    """The rows of a .csv, .tsv, .parquet, .jsonl or .ndjson file; core text columns, and of .csv
+    and .tsv `also_text`, as text."""
     if not path.exists():
         raise ManifestError(f"there is no file '{path}'; check the path")
     kind = path.suffix.lower()
@@ -220,7 +221,7 @@ def read_rows(path: Path) -> pa.Table:
     require_regular(path)
     try:
         if kind in (".csv", ".tsv"):
-            table = _read_separated(path)
+            table = _read_separated(path, (*TEXT, *also_text))
         elif kind == ".parquet":
             # Not pq.read_table: it takes a folder called "domain=x" above the file for a column.
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -285,9 +286,9 @@ def _read_json_lines(path: Path) -> pa.Table:
     return table.drop_columns(empty)
 
 
-def _read_separated(path: Path) -> pa.Table:
-    """The rows of a .csv or .tsv file, with the separator that its header uses; core columns as
-    text."""
+def _read_separated(path: Path, as_text: Sequence[str]) -> pa.Table:
+    """The rows of a .csv or .tsv file, with the separator that its header uses; columns `as_text`
+    are not taken for numbers."""
     content = path.read_bytes()
     # Spreadsheets write "Unicode text" as UTF-16, which begins with a mark.
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -301,7 +302,7 @@ def _read_separated(path: Path) -> pa.Table:
 
     def columns(mark: str) -> tuple[int, int]:
         names = {name.strip(' "').casefold() for name in header[0].split(mark)}
-        return len(names & {*TEXT}), header[0].count(mark)
+        return len(names & {*as_text}), header[0].count(mark)
 
     # Text by decree: inference would turn label 007 into 7 and domain 2020-01-01 into a date.
     return pyarrow.csv.read_csv(
@@ -310,7 +311,9 @@ def _read_separated(path: Path) -> pa.Table:
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=max(SEPARATORS, key=columns), newlines_in_values=True
         ),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(TEXT, pa.string())),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(as_text, pa.string())
+        ),
     )
 
 

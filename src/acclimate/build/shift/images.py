@@ -26,7 +26,8 @@ LATENT_WARMTH, WARMTH_JITTER = 0.06, 0.18  # of a full channel, either side of n
 GAIN_JITTER, TINT_JITTER = 0.15, 0.1  # between images of a domain, at strength 1
 
 
-def _open(base: Manifest, row: int) -> Image.Image:
+def open_image(base: Manifest, row: int) -> Image.Image:
+    """The image of a row; one that cannot be read is an error that names it."""
     try:
         return decode(base.image_source(row))
     except ImageError as error:
@@ -48,7 +49,7 @@ def repainted(
         warmths += WARMTH_JITTER * rng.standard_normal(len(rows))
 
     def paint(place: int) -> bytes:
-        pixels = np.asarray(_open(base, int(rows[place])), dtype=np.float32)
+        pixels = np.asarray(open_image(base, int(rows[place])), dtype=np.float32)
         shift = 255 * (tints[place] * GREEN + warmths[place] * WARM).astype(np.float32)
         seen = pixels * np.float32(gains[place]) + shift
         if domain.noise:
@@ -90,7 +91,7 @@ def class_means(base: Manifest, pool: Pool, seed: int, workers: Executor) -> np.
     means = np.zeros((len(pool.sizes), 3 * _SIZE * _SIZE))
 
     def thumbnail_of(row: int) -> np.ndarray:
-        small = _open(base, row).resize((_SIZE, _SIZE))
+        small = open_image(base, row).resize((_SIZE, _SIZE))
         return np.asarray(small, dtype=np.float32).ravel() / 255
 
     thumbnails = workers.map(thumbnail_of, drawn.tolist())
