@@ -28,7 +28,8 @@ def fit_logistic(x: Tensor, y: Tensor, classes: int, strengths: Iterable[float])
     basis = vectors.to(x) * scale
     z, weight = rows @ basis, torch.zeros(x.shape[1], classes, device=x.device)
     counts = torch.bincount(y, minlength=classes).to(x)
-    bias, heads = (counts / len(y)).clamp(min=1e-9).log(), []
+    bias = (counts / len(y)).clamp(min=1e-9).log()
+    heads: list[Head] = []
     for strength in ordered:
         weight, bias = _minimise(z, y, weight, bias, strength * scale.square()[:, None])
         final = (basis @ weight).T
