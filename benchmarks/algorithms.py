@@ -206,7 +206,7 @@ def render(table: Table, seeds: int) -> str:
         "the share of the gap between ERM and the oracle that is closed; the oracle is ERM with",
         "the true label frequencies. DANN and CDANN spend every second step on their",
         "discriminator. ARM and MTL learn their own Φ with the predictor, from 4 images of a",
-        "domain in a batch. To save time, `da-` rows are those of the paper's algorithms alone. The",
+        "domain in a batch. To save time, `da-` rows are of the paper's algorithms alone. The",
         "method bn is missing: this backbone has no batch norm. The last rows use the 64 pixels as",
         "features (an MLP), so that a model that knows the true domain (gain, offset and label",
         "frequencies) can be shown beside one that does not.",
