@@ -111,8 +111,8 @@ def train(
             for chain in scored_chains(config.adapt, config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
             # Step A, and the training domains' μ, unless Step B learns Φ.
-            joint = None if plan.algorithm.over_mu else phi
-            table = learn_embedding(now, phi, shared) if phi is not None and not joint else None
+            first, joint = (phi, None) if plan.algorithm.over_mu else (None, phi)
+            table = None if first is None else learn_embedding(now, first, shared)
             # Step B.
             prior = label_prior(plan.label_counts)
             ratios = fit_ratios(plan.label_counts, prior)
@@ -124,6 +124,7 @@ def train(
             alone = plan.on_features and world.device.type == "cpu"
             with one_thread() if alone else nullcontext():
                 position = train_predictor(now, objective, partial(_validated, now, subject), means)
+                start.predictor.eval()
                 if joint is not None:
                     start = start._replace(table=_embed_domains(now, joint, start.below_phi))
                 # The model, with what rehearsal adds: before scoring, so that it is kept whatever
@@ -305,7 +306,6 @@ def train_predictor(
 def _save(now: Session, start: Model, after: After | None) -> Trained:
     """Rehearse where that is asked for, and write the model."""
     plan, world = now.plan, now.world
-    start.predictor.eval()
     rehearsed = Rehearsed()
     if after is not None and world.main:  # one process: others might choose otherwise
         rehearsed = after(now, start.predictor)
