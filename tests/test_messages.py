@@ -28,6 +28,7 @@ COMMANDS = [
     "train broken-images --algorithm erm",
     f"{TRAIN} --algorithm da-erw",
     f"{TRAIN} --algorithm da-mtl",
+    f"{TRAIN} --algorithm erm-plus-plus",
     f"{TRAIN} --preset geo-yfc",
     f"{TRAIN} --config nowhere.toml",
     f"{TRAIN} --config broken.toml",

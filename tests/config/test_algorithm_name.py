@@ -23,6 +23,7 @@ SOURCE = Path(acclimate.__file__).parent
         ("da-cdann", "cdann", True, None, "embedding", "DA-C-DANN"),
         ("da-fishr", "fishr", True, None, "embedding", "DA-Fishr"),
         ("ib-erm", "ib-erm", False, "da-ib-erm", "none", "IB-ERM"),
+        ("mtl", "mtl", True, None, "embedding", "MTL"),
         ("IGA", "IGA", False, "da-IGA", "none", "IGA"),
     ],
 )
@@ -35,11 +36,20 @@ def test_what_a_name_says(
     assert (found.usual_method, found.label) == (method, label)
 
 
-def test_every_algorithm_has_an_adaptive_version_unless_it_sees_domains_itself() -> None:
+def test_every_algorithm_has_an_adaptive_version_unless_it_learns_an_embedding_itself() -> None:
     versions = {name: AlgorithmName.of(name).adaptive_version for name in ALGORITHMS}
-    assert {name for name, version in versions.items() if version not in names()} == {"mtl"}
-    with refused(ConfigError, "'da-mtl'", "--algorithm mtl", "da-erm"):
-        choose("da-mtl")
+    own = {name for name, (build, _) in ALGORITHMS.items() if not build.over_mu}
+    assert {name for name, version in versions.items() if version not in names()} == own
+    assert own == {"arm", "mtl"}
+    for name in own:
+        assert choose(name).adaptive and not choose(name).over_mu
+        with refused(ConfigError, f"'da-{name}'", f"--algorithm {name}", "da-erm"):
+            choose(f"da-{name}")
+
+
+def test_a_preset_is_named_where_it_is_taken_for_an_algorithm() -> None:
+    with refused(ConfigError, "'erm-plus-plus'", "--preset erm-plus-plus"):
+        choose("erm-plus-plus")
 
 
 def test_nobody_else_knows_the_prefix() -> None:

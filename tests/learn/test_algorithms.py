@@ -82,6 +82,7 @@ DEFAULTS_AND_RANGES |= {
         "ema": (0.95, "uniform", 0.9, 0.99),
     },
     "mtl": {"ema": (0.99, "choice", 0.5, 0.9, 0.99, 1.0)},
+    "arm": {},
     "miro": {"penalty": (0.1, "choice", 1.0, 0.1, 0.01, 0.001)},
 }
 OF_ALL_ROWS = {"ib-erm", "sd", "rsc", "sagnet", "miro"}  # one domain is enough for those

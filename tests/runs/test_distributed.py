@@ -21,7 +21,7 @@ KINDS = (
     "features",
     "images with augmentation and domain mixup",
     "frozen features",
-    "SWAD",
+    "SWAD, and Φ learned with the predictor",
 )
 
 
@@ -58,7 +58,8 @@ def test_several_processes_equal_one(
         unseen = "west"
         # Group norm has no statistics over the batch, so small-cnn can be compared.
         settings |= {"data.augment": "domainbed", "embedding.mixup": "on"}
-    flags = ["--test-domains", unseen, "--algorithm", "da-erm", *as_flags(settings)]
+    algorithm = "mtl" if kind == KINDS[3] else "da-erm"
+    flags = ["--test-domains", unseen, "--algorithm", algorithm, *as_flags(settings)]
     one = train_with(1, data, tmp_path / "one", *flags)
     monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))  # nothing is extracted yet
     several = train_with(processes, data, tmp_path / "several", *flags)

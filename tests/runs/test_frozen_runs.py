@@ -67,7 +67,7 @@ def fit_frozen(fit: Fit, own: dict[str, Any], tree: Path) -> Fit:
     return partial(fit, data=Manifest.from_folder(tree), device="cpu", **own)
 
 
-@pytest.mark.parametrize("algorithm", ["da-erm", "erm"])
+@pytest.mark.parametrize("algorithm", ["da-erm", "erm", "arm"])
 def test_images_and_cached_features_give_the_same_scores(
     algorithm: str,
     fit_frozen: Fit,

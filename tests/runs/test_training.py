@@ -279,7 +279,19 @@ def test_weights_of_another_network_are_refused(fit: Fit) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["dann", "da-group-dro", "irm", "mldg", "fish", "da-fishr", "sagnet", "da-selfreg", "miro"],
+    [
+        "dann",
+        "da-group-dro",
+        "irm",
+        "mldg",
+        "fish",
+        "da-fishr",
+        "sagnet",
+        "da-selfreg",
+        "miro",
+        "arm",
+        "mtl",
+    ],
 )
 @pytest.mark.parametrize("stop_at", [3, 5])
 def test_methods_with_state_resume_to_the_same_weights(fit: Fit, name: str, stop_at: int) -> None:

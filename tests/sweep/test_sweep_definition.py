@@ -511,11 +511,11 @@ class TestJobs:
 
     def test_phi_is_learned_once_per_training_set_and_seed(self) -> None:
         sweep = defined(
-            trials=2, draws=2, rule="leave-one-out", algorithms=("erm", "da-erm", "da-coral")
+            trials=2, draws=2, rule="leave-one-out", algorithms=("erm", "da-erm", "da-coral", "arm")
         )
         assert len(sweep.embeddings) == 2 * (4 + 6)
         needed = Counter(job.needs for job in sweep.jobs)
-        assert needed.pop(None) == 2 * 2 * 10
+        assert needed.pop(None) == 2 * 2 * 2 * 10  # arm learns Φ with its predictor
         assert needed == {phi.id: 4 for phi in sweep.embeddings}  # two algorithms, two draws
         for job in sweep.jobs:
             if job.needs:

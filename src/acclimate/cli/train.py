@@ -98,7 +98,7 @@ def _outlook(plan: "Plan", folder: Path, *, finished: bool) -> dict[str, Any]:
         "classes": len(plan.classes),
         "train_domains": list(plan.train_domains),
         "unseen_domains": [*plan.val_domains, *plan.test_domains],
-        "embedding_steps": plan.config.embedding.steps if plan.algorithm.adaptive else None,
+        "embedding_steps": plan.config.embedding.steps if plan.algorithm.over_mu else None,
         "steps": train.steps,
         "images_per_step": batch,
         "epochs": round(train.steps * batch / max(images, 1), 1),

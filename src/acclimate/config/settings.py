@@ -25,6 +25,8 @@ from acclimate.core.errors import require_known
 
 _ADAPTIVE = "da-"
 OVER_MU = ", over a predictor that also sees the domain's embedding"  # what such a name adds
+# They learn an embedding of domains with their predictor, which sees it under their own name.
+_OWN_EMBEDDING = frozenset({"arm", "mtl"})
 _SPELLINGS = {
     "group-dro": "GroupDRO",
     "mixup": "Mixup",
@@ -44,14 +46,19 @@ class AlgorithmName:
     """`str` of it is the whole name. Whether there is such an algorithm, the table knows."""
 
     base: str
-    adaptive: bool = False
+    over_mu: bool = False  # the base's loss, over a predictor that sees an embedding learned before
 
     @classmethod
     def of(cls, name: str) -> "AlgorithmName":
         return cls(name.removeprefix(_ADAPTIVE), name.startswith(_ADAPTIVE))
 
     def __str__(self) -> str:
-        return f"{_ADAPTIVE}{self.base}" if self.adaptive else self.base
+        return f"{_ADAPTIVE}{self.base}" if self.over_mu else self.base
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether its predictor sees an embedding of domains."""
+        return self.over_mu or self.base in _OWN_EMBEDDING
 
     @property
     def adaptive_version(self) -> str | None:
@@ -67,7 +74,7 @@ class AlgorithmName:
     def label(self) -> str:
         """As papers write it: DA-ERM, C-DANN."""
         spelled = _SPELLINGS.get(self.base, self.base.upper() if self.base.islower() else self.base)
-        return f"{_ADAPTIVE.upper()}{spelled}" if self.adaptive else spelled
+        return f"{_ADAPTIVE.upper()}{spelled}" if self.over_mu else spelled
 
 
 WIDEST = 65536  # of a layer: a square one then takes 16 GiB

@@ -25,7 +25,13 @@ from acclimate.core.tensors import (
 )
 from acclimate.data.batches import RATIOS
 from acclimate.learn.algorithms import choose
-from acclimate.learn.embeddings import DomainState, DomainTable, Embedding, find_embedding
+from acclimate.learn.embeddings import (
+    DomainState,
+    DomainTable,
+    Embedding,
+    JointEmbedding,
+    find_embedding,
+)
 from acclimate.learn.models import (
     Backbone,
     Predictor,
@@ -363,30 +369,39 @@ class Networks:
     def build(self) -> tuple[Predictor, Embedding | None]:
         """The predictor and, for adaptive algorithms, Φ.
 
-        Φ comes first: its random weights are then those that `embedding` alone gives.
+        A Φ that is learned first comes first: its random weights are then those that `embedding`
+        alone gives. One that is learned with the predictor takes the features of its backbone, or
+        those that there are instead of images.
         """
-        config, embedding, mu_dim = self.config, None, None
-        if choose(config.algorithm, config.hparams).adaptive:
-            embedding = self.embedding()
-            mu_dim = embedding.dim
+        config, chosen = self.config, choose(self.config.algorithm, self.config.hparams)
+        embedding = self.embedding() if chosen.over_mu else None
         if self.linear and self.in_features is not None:
             only = LinearHead(self.in_features, self.classes)
             return Predictor(identity_backbone(self.in_features), only), embedding
         backbone = self._backbone()
+        network = chosen.build.context(self.in_features or backbone.features)
+        if network is not None:
+            embedding = JointEmbedding(network, config.embedding, **self._facts)
+        mu_dim = None if embedding is None else embedding.dim
         head = build_head(backbone.features, self.classes, config.model, mu_dim=mu_dim)
         return Predictor(backbone, head), embedding
 
     def embedding(self) -> Embedding:
         """Φ on its own."""
         return find_embedding(self.config.embedding.name).build(
-            self._backbone(),
-            self.config.embedding,
-            domains=self.domains,
-            classes=self.classes,
-            world=self.world,
-            seed=self.config.seed,
-            model=self.config.model,
+            self._backbone(), self.config.embedding, **self._facts
         )
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """What every Φ is told of its run."""
+        return {
+            "domains": self.domains,
+            "classes": self.classes,
+            "world": self.world,
+            "seed": self.config.seed,
+            "model": self.config.model,
+        }
 
     def _backbone(self) -> Backbone:
         """What a run trains: the backbone, or layers on the features of a frozen one."""

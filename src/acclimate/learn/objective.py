@@ -98,10 +98,17 @@ class Algorithm(Objective):
         classes: int,
         world: World,
         seed: int,
+        embedding: "Embedding | None" = None,  # that it learns with its predictor
     ) -> None:
         super().__init__()
         self.predictor, self.config, self.world, self.seed = predictor, config, world, seed
-        self.domains, self.classes = domains, classes
+        self.domains, self.classes, self.embedding = domains, classes, embedding
+
+    @classmethod
+    def context(cls, features: int) -> Backbone | None:
+        """The network of the Φ that it learns with its predictor, on so many features; None where
+        it learns none."""
+        return None
 
     def predict(self, batch: Batch) -> Output:
         return self.adjusted(self.predictor(batch.x, batch.mu), batch)

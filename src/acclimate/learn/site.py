@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -240,7 +241,7 @@ def _embed(embedding: Embedding, rows: Features, names: Sequence[str]) -> Domain
 
 
 def _erm(predictor: Predictor, rows: Features, seed: int) -> ERM:
-    sizes = {"domains": len(rows.domains), "classes": rows.classes}
+    sizes: dict[str, Any] = {"domains": len(rows.domains), "classes": rows.classes}
     return ERM(predictor, NoSettings(), **sizes, world=World(), seed=seed)
 
 

@@ -25,7 +25,7 @@ RESULTS = "results.jsonl"
 OURS = (
     *("ERM", "IRM", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN", "VREx", "EQRM", "IB_ERM"),
     *("SD", "RSC", "SelfReg", "SagNet", "CausIRL_CORAL", "CausIRL_MMD", "Fish", "Fishr"),
-    *("MTL", "MIRO"),
+    *("MTL", "MIRO", "ARM"),
 )
 ALGORITHMS = {name: name.lower().replace("_", "-") for name in OURS} | {"GroupDRO": "group-dro"}
 

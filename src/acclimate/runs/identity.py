@@ -51,11 +51,12 @@ def run_identity(plan: Plan) -> dict[str, Any]:
 
 
 def learned_identity(plan: Plan) -> dict[str, Any]:
-    """What makes the Φ that a plan learns the same Φ; plain algorithms learn none."""
-    if not plan.algorithm.adaptive:
+    """What makes the Φ that a plan learns first the same Φ."""
+    if not plan.algorithm.over_mu:
+        other = AlgorithmName.of(plan.algorithm.name).adaptive_version
         raise ConfigError(
             f"{plan.algorithm.name} has no use for a domain embedding; use --algorithm "
-            f"{AlgorithmName.of(plan.algorithm.name).adaptive_version}, or leave the embedding out"
+            f"{other or AlgorithmName('erm', over_mu=True)}, or leave the embedding out"
         )
     return _identity(plan, _step_a(plan.config), plan.data_digest)
 

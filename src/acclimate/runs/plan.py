@@ -19,7 +19,7 @@ from acclimate.data.images import decode
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.data.pictures import Seen
 from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
-from acclimate.learn.embeddings import embedding_settings, find_embedding
+from acclimate.learn.embeddings import Embedding, embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
 from acclimate.learn.models.backbones import SMALL
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
@@ -99,8 +99,10 @@ class Plan:
             return "test"
         return "val" if domain in self.val_domains else "train"
 
-    def objective(self, predictor: Predictor, world: World) -> Algorithm:
-        """What Step B minimises."""
+    def objective(
+        self, predictor: Predictor, world: World, embedding: Embedding | None = None
+    ) -> Algorithm:
+        """What Step B minimises; `embedding` is a Φ that it learns as well."""
         return self.algorithm.build(
             predictor,
             self.algorithm.settings,
@@ -108,6 +110,7 @@ class Plan:
             classes=len(self.classes),
             world=world,
             seed=self.config.seed,
+            embedding=embedding,
         )
 
     @cached_property
@@ -276,7 +279,7 @@ def check_batches(
                 f"train.micro_batches is {train.micro_batches}, and {algorithm.name} cannot divide "
                 f"a batch; leave train.micro_batches at 0"
             )
-    if algorithm.adaptive:
+    if algorithm.over_mu:
         shares.append(find_embedding(config.embedding.name).build.budget(config).per_domain)
     for per_domain in shares:
         if per_domain % world.size:
@@ -435,9 +438,10 @@ def _resolve_rehearsal(plan: Plan, device: str | None) -> tuple[Plan, str]:
     adapt, algorithm, domains = plan.config.adapt, plan.algorithm, len(plan.train_domains)
     others, least = domains - 1, algorithm.build.least_domains
     if adapt.rehearse and algorithm.adaptive:
+        plain = AlgorithmName.of(algorithm.name).base if algorithm.over_mu else "erm"
         raise ConfigError(
             f"{algorithm.name} adapts by its own embedding and is not rehearsed; leave out "
-            f"adapt.rehearse, or use --algorithm {AlgorithmName.of(algorithm.name).base}"
+            f"adapt.rehearse, or use --algorithm {plain}"
         )
     depth = adapt.depth
     if depth == "auto":

@@ -1,4 +1,5 @@
-"""A run: Step A, the training domains' μ, Step B, final scores. Resumes by itself.
+"""A run: Step A, the training domains' μ, Step B, final scores. Resumes by itself. Algorithms that
+learn Φ with the predictor have no Step A, and the training domains' μ after Step B.
 
 Step A can be a job of its own, whose Φ many runs then share.
 """
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ from acclimate.learn.embeddings.state import (
     save_embedding,
 )
 from acclimate.learn.model import Model, Trained, on_features_of
-from acclimate.learn.models import Head, Predictor
+from acclimate.learn.models import Backbone, Head, Predictor
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     CONSISTENCY,
@@ -108,8 +110,9 @@ def train(
                 predictor = on_features_of(now.extractor, learned, now.size)
             for chain in scored_chains(config.adapt, config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
-            # Step A, and the training domains' μ.
-            table = None if phi is None else learn_embedding(now, phi, shared)
+            # Step A, and the training domains' μ, unless Step B learns Φ.
+            first, joint = (phi, None) if plan.algorithm.over_mu else (None, phi)
+            table = None if first is None else learn_embedding(now, first, shared)
             # Step B.
             prior = label_prior(plan.label_counts)
             ratios = fit_ratios(plan.label_counts, prior)
@@ -117,10 +120,13 @@ def train(
             start = Model(predictor, phi, table, config.train.prior_aware, *known)
             subject = Subject(plan, now.source, world, start)
             means = None if table is None else table.means.float().to(world.device)
-            objective = plan.objective(learned, world).to(world.device)
+            objective = plan.objective(learned, world, joint).to(world.device)
             alone = plan.on_features and world.device.type == "cpu"
             with one_thread() if alone else nullcontext():
-                position = train_predictor(now, objective, partial(validate, subject), means)
+                position = train_predictor(now, objective, partial(_validated, now, subject), means)
+                start.predictor.eval()
+                if joint is not None:
+                    start = start._replace(table=_embed_domains(now, joint, start.below_phi))
                 # The model, with what rehearsal adds: before scoring, so that it is kept whatever
                 # fails there.
                 trained = _save(now, start, after)
@@ -190,8 +196,14 @@ def _learn(session: Session, embedding: Embedding) -> None:
     train_predictor(session, embedding, validated, name="embedding")
 
 
-def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
-    """μ of each training domain, and Φ standardised by them; their consistency is written down."""
+def _embed_domains(
+    session: Session, embedding: Embedding, below: Backbone | None = None
+) -> DomainTable:
+    """μ of each training domain, and Φ standardised by them; their consistency is written down.
+
+    `below` is the backbone whose features Φ takes. A Φ that was learned with the predictor stays on
+    the scale that the predictor knows.
+    """
     plan, world, seed = session.plan, session.world, session.plan.config.seed
     settings = plan.config.embedding
     measured = choose_domains(plan.train_domains, seed)
@@ -199,14 +211,15 @@ def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
     for done, (name, rows) in enumerate(
         zip(plan.train_domains, plan.train_rows, strict=True), start=1
     ):
-        # Every image once, as at test time, where images come without labels.
-        chosen = sample_rows(plan.manifest.one_row_each(rows), settings.points, seed, name)
+        chosen = _rows_of_mu(plan, name, rows)
         sample = Sample(chosen, seed, name) if name in measured else None
-        states[name] = embed_rows(embedding, session.source, chosen, world, seen=sample)
+        states[name] = embed_rows(
+            embedding, session.source, chosen, world, below=below, seen=sample
+        )
         if sample is not None:
             points[name] = sample.whole(embedding.dim, world)
         session.watch("domains", done, len(plan.train_domains), name)
-    if settings.standardise:
+    if settings.standardise and plan.algorithm.over_mu:
         embedding.standardise(DomainTable(states).means)
         centre, spread = embedding.centre, float(embedding.spread)
         states = {name: state.rescaled(centre, spread) for name, state in states.items()}
@@ -214,9 +227,30 @@ def _embed_domains(session: Session, embedding: Embedding) -> DomainTable:
         points = {name: (rows - middle) / spread for name, rows in points.items()}
     if world.main:
         consistency = measure({name: rows.numpy() for name, rows in points.items()}, seed)
-        consistency["of"] = phi_digest(plan)
+        consistency["of"] = phi_digest(plan) if plan.algorithm.over_mu else session.folder.whose
         write_document(session.folder.path / CONSISTENCY, consistency)
     return DomainTable(states)
+
+
+def _rows_of_mu(plan: Plan, domain: str, rows: np.ndarray) -> np.ndarray:
+    """Those of a training domain's `rows` whose mean is its μ: every image once, as at test time,
+    where images come without labels."""
+    images = plan.manifest.one_row_each(rows)
+    return sample_rows(images, plan.config.embedding.points, plan.config.seed, domain)
+
+
+def _validated(now: Session, subject: Subject, step: int) -> Validated:
+    """The scores that choose the weights. A Φ that is learned with the predictor gives every domain
+    another μ each time."""
+    phi, below = subject.model.embedding, subject.model.below_phi
+    if phi is None or now.plan.algorithm.over_mu:
+        return validate(subject, step)
+    states = {
+        name: embed_rows(phi, now.source, _rows_of_mu(now.plan, name, rows), now.world, below=below)
+        for name, rows in zip(now.plan.train_domains, now.plan.train_rows, strict=True)
+    }
+    model = subject.model._replace(table=DomainTable(states))
+    return validate(replace(subject, model=model, states={}), step)
 
 
 def train_predictor(
@@ -272,7 +306,6 @@ def train_predictor(
 def _save(now: Session, start: Model, after: After | None) -> Trained:
     """Rehearse where that is asked for, and write the model."""
     plan, world = now.plan, now.world
-    start.predictor.eval()
     rehearsed = Rehearsed()
     if after is not None and world.main:  # one process: others might choose otherwise
         rehearsed = after(now, start.predictor)

@@ -191,7 +191,7 @@ def _with_embeddings(
     embeddings: dict[str, EmbeddingJob] = {}
     all_jobs = []
     for job in jobs:
-        if AlgorithmName.of(job.algorithm).adaptive:
+        if AlgorithmName.of(job.algorithm).over_mu:  # its Φ is learned first
             data = datasets[job.data]
             unseen = set(data.domains) - (open_to[data.name] - set(job.held_out))
             run = from_dict(RunConfig, job.config, where=job.id)

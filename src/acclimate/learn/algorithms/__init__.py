@@ -1,7 +1,7 @@
 """THE table of algorithms. A new one is a file beside this one and a row here.
 
 Each row gives two names: `coral` runs over a plain predictor, `da-coral` over a conditioned one,
-but for algorithms that know the domain by other means.
+but for algorithms that learn an embedding of domains themselves.
 """
 
 from collections.abc import Iterable
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from acclimate.config import AlgorithmName, from_dict
-from acclimate.config.settings import OVER_MU
+from acclimate.config.settings import OVER_MU, PRESETS
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.learn.algorithms.alignment import MMD, CausIRLCoral, CausIRLMMD, Coral
+from acclimate.learn.algorithms.arm import ARM
 from acclimate.learn.algorithms.dann import CDANN, DANN
 from acclimate.learn.algorithms.eqrm import EQRM
 from acclimate.learn.algorithms.erm import ERM
@@ -55,6 +56,7 @@ ALGORITHMS: dict[str, tuple[type[Algorithm], str]] = {
     "fish": (Fish, "gradients of the same direction in every domain"),
     "fishr": (Fishr, "gradients of the same variance in every domain"),
     "mtl": (MTL, "a classifier that also sees the mean features of the domain"),
+    "arm": (ARM, "a classifier that also sees the domain's mean context, learned with it"),
     "miro": (MIRO, "features near those of the pretrained backbone"),
 }
 
@@ -68,24 +70,30 @@ class ChosenAlgorithm:
     settings: Any
     adaptive: bool
     about: str
+    over_mu: bool  # whether its Φ is learned before, in Step A
 
 
 def choose(name: str, settings: dict[str, Any] | None = None) -> ChosenAlgorithm:
     parsed = AlgorithmName.of(name)
+    if name in PRESETS:
+        raise ConfigError(
+            f"there is no algorithm '{name}': it is a preset; use --preset {name}, without "
+            f"--algorithm"
+        )
     if parsed.base not in ALGORITHMS:
         raise unknown(f"there is no algorithm '{name}'", name, names())
     build, about = ALGORITHMS[parsed.base]
-    if parsed.adaptive and not build.over_mu:
+    if parsed.over_mu and not build.over_mu:
         raise ConfigError(
             f"there is no '{name}': {parsed.base} has an embedding of domains of its own; use "
-            f"--algorithm {parsed.base}, or {AlgorithmName('erm', adaptive=True)}"
+            f"--algorithm {parsed.base}, or {AlgorithmName('erm', over_mu=True)}"
         )
     checked = from_dict(build.Config, settings or {}, where=name, prefix="hparams.")
-    if parsed.adaptive:
+    if parsed.over_mu:
         about += OVER_MU
-    return ChosenAlgorithm(name, build, checked, parsed.adaptive, about)
+    return ChosenAlgorithm(name, build, checked, parsed.adaptive, about, parsed.over_mu)
 
 
 def names() -> Iterable[str]:
     over_mu = [name for name, (build, _) in ALGORITHMS.items() if build.over_mu]
-    return [*ALGORITHMS, *(str(AlgorithmName(name, adaptive=True)) for name in over_mu)]
+    return [*ALGORITHMS, *(str(AlgorithmName(name, over_mu=True)) for name in over_mu)]

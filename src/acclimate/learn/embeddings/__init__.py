@@ -6,6 +6,7 @@ from typing import Any
 from acclimate.config import EmbeddingConfig, component_settings
 from acclimate.core.errors import require_known
 from acclimate.learn.embeddings.baselines import FromERM, Mean, Posterior, Softmax
+from acclimate.learn.embeddings.joint import JointEmbedding
 from acclimate.learn.embeddings.prototype import Prototype
 from acclimate.learn.embeddings.state import DomainState, DomainTable, embed_rows
 from acclimate.learn.objective import Embedding
@@ -16,6 +17,7 @@ __all__ = [
     "DomainTable",
     "Embedding",
     "FromERM",
+    "JointEmbedding",
     "embed_rows",
     "embedding_settings",
     "find_embedding",

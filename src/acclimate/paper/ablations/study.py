@@ -115,8 +115,8 @@ def _defined(config: SweepConfig, sets: "_DataSets", axis: Axis) -> Sweep:
     manifests, drawn = sets.manifests, sets.drawn
     if axis.places and axis.ordered:
         return define(config, manifests, data_of_variant=sets.of_variant, drawn=drawn, axis=axis)
-    plain = tuple(name for name in config.algorithms if not AlgorithmName.of(name).adaptive)
-    adaptive = tuple(name for name in config.algorithms if AlgorithmName.of(name).adaptive)
+    plain = tuple(name for name in config.algorithms if not AlgorithmName.of(name).over_mu)
+    adaptive = tuple(name for name in config.algorithms if AlgorithmName.of(name).over_mu)
     without = {label: values for label, values in config.variants.items() if label == NONE}
     adapted = {label: values for label, values in config.variants.items() if label != NONE}
     parts = [
