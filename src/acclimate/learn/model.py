@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acclimate.config import ModelConfig, RunConfig, as_dict, from_dict
+from acclimate.config import RunConfig, as_dict, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
 from acclimate.core.files import Fields, write_document
@@ -305,7 +305,7 @@ def _networks(
         predictor, embedding = networks.build()
         if width is not None:
             frozen = config.model.freeze == "backbone"
-            extractor = build_extractor(config.model, pretrained=False) if frozen else None
+            extractor = build_extractor(config, pretrained=False) if frozen else None
             predictor = on_features_of(extractor, predictor, width)
         return predictor, embedding
 
@@ -395,23 +395,25 @@ class Networks:
             # On features as on a manifest's: a linear head alone would leave penalties nothing to
             # change, and Φ could only turn and stretch what is there.
             return build_backbone("mlp", in_features=self.in_features)
-        backbone = _named_backbone(model, self.in_features, pretrained=self.pretrained)
+        backbone = _named_backbone(self.config, self.in_features, pretrained=self.pretrained)
         if model.freeze_batch_norm != "no":
             freeze_batch_norm(backbone, affine=model.freeze_batch_norm == "all")
         return backbone
 
 
-def build_extractor(model: ModelConfig, *, pretrained: bool) -> Backbone:
+def build_extractor(config: RunConfig, *, pretrained: bool) -> Backbone:
     """The backbone of a run that freezes it, in eval mode and without gradients."""
-    return _named_backbone(model, None, pretrained=pretrained).requires_grad_(False).eval()
+    return _named_backbone(config, None, pretrained=pretrained).requires_grad_(False).eval()
 
 
-def _named_backbone(model: ModelConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+def _named_backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+    model = config.model
     return build_backbone(
         model.backbone,
         pretrained=pretrained and model.pretrained,
         weights=(model.weights or None) if pretrained else None,
         in_features=in_features,
+        side=config.data.image_size,
     )
 
 
