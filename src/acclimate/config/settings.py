@@ -111,6 +111,9 @@ class ModelConfig:
     )
     pretrained: bool = setting(True, "start from pretrained weights where the backbone has them")
     weights: str = setting("", "a local weights file (safetensors or a torch state dict)")
+    class_vectors: str = setting(
+        "", "a file of class vectors (text embeddings): one more head for rehearsal to choose"
+    )
     freeze: Literal["auto", "none", "backbone"] = setting(
         "auto",
         "backbone: frozen; its features are extracted once and the rest is trained on them; "

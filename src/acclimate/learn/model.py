@@ -35,6 +35,7 @@ from acclimate.learn.models import (
     freeze_batch_norm,
     takes_features,
 )
+from acclimate.learn.models.class_vectors import unit_predictor
 from acclimate.learn.models.predictors import LinearHead, PairHead, identity_backbone
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
@@ -49,7 +50,7 @@ from acclimate.records.folder import (
     stored,
     write_checksums,
 )
-from acclimate.records.rehearsal import NETWORK, PAIR, STARTS, Rehearsal
+from acclimate.records.rehearsal import CLASS_VECTORS, NETWORK, PAIR, STARTS, Rehearsal
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 CONFUSION, CENTRE = "rehearsal/confusion", "rehearsal/centre"  # names of tensors on disk
@@ -146,6 +147,11 @@ class Trained:
         return self.rehearsal is not None and self.rehearsal.head == PAIR
 
     @property
+    def plain_temperature(self) -> float:
+        """By what the logits of the plain network are divided."""
+        return self._temperature("none")
+
+    @property
     def pair_temperature(self) -> float:
         """By what logits at the centre are divided more than those with a domain's μ."""
         return self._temperature("none") / self._temperature("embedding")
@@ -227,8 +233,8 @@ def _load(folder: Path, device: torch.device | str) -> Trained:
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains, val_domains, test_domains = map(described.texts, DOMAINS_AND_CLASSES)
     digest = described.text("digest")
-    linear = rehearsal is not None and rehearsal.head not in (NETWORK, PAIR)
-    predictor, embedding = _networks(config, len(classes), len(domains), tensors, path, linear)
+    head = NETWORK if rehearsal is None else rehearsal.head
+    predictor, embedding = _networks(config, len(classes), len(domains), tensors, path, head)
     table, site, confusion, centre = None, None, tensors.get(CONFUSION), tensors.get(CENTRE)
     _require(confusion is None or confusion.shape == (len(classes),) * 2, path)
     _require(centre is None or centre.shape == predictor.last.weight.shape[1:], path)
@@ -287,22 +293,26 @@ def _networks(
     domains: int,
     tensors: Mapping[str, Tensor],
     path: Path,
-    linear: bool,
+    head: str,
 ) -> tuple[Predictor, Embedding | None]:
-    """The networks that are described, with their weights; a `linear` predictor on features."""
+    """The networks that are described, with their weights, and the `head` that rehearsal chose."""
     mean = tensors.get("predictor.head.backbone.mean")  # of the features that it learned on
     width = None if mean is None else mean.numel()
+    projection = tensors.get("predictor.head.backbone.body.projection.weight")
     networks = Networks(
         config=config,
         classes=classes,
         domains=domains,
         in_features=width,
         pretrained=False,
-        linear=linear,
+        linear=head not in (NETWORK, PAIR),
     )
 
     def build() -> tuple[Predictor, Embedding | None]:
         predictor, embedding = networks.build()
+        if width is not None and head == CLASS_VECTORS:
+            projected = 0 if projection is None else len(projection)
+            predictor = unit_predictor(width, projected, classes)
         if width is not None:
             frozen = config.model.freeze == "backbone"
             extractor = build_extractor(config, pretrained=False) if frozen else None

@@ -36,6 +36,7 @@ from acclimate.learn.embeddings.state import (
 )
 from acclimate.learn.model import Model, Trained, on_features_of
 from acclimate.learn.models import Head, Predictor
+from acclimate.learn.models.class_vectors import class_vector_head
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     CONSISTENCY,
@@ -108,6 +109,8 @@ def train(
                 predictor = on_features_of(now.extractor, learned, now.size)
             for chain in scored_chains(config.adapt, config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
+            if vectors := config.model.class_vectors:  # now, and not after hours
+                class_vector_head(vectors, plan.classes, predictor.backbone.features)
             # Step A, and the training domains' μ.
             table = None if phi is None else learn_embedding(now, phi, shared)
             # Step B.
