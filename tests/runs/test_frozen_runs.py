@@ -282,3 +282,34 @@ def test_a_network_of_timm_at_another_side(
         assert after["pos_embed"].shape[1] == 1 + 4 * 4
     found = evaluate_run(run, Manifest.from_folder(tree), device="cpu").scores
     assert any(score.top1 is not None for score in found)
+
+
+@pytest.mark.slow
+def test_a_step_is_as_long_as_its_layers_learning_rate(
+    fit: Fit, tree: Path, tmp_path: Path
+) -> None:
+    """Adam's first step is as long as the rate, wherever there is a slope."""
+    torch.manual_seed(3)
+    before = build_backbone("test_vit", pretrained=False).body.state_dict()
+    save_tensors(tmp_path / "weights.safetensors", before)
+    run = fit(
+        "erm",
+        data=Manifest.from_folder(tree),
+        device="cpu",
+        test_domains="west",
+        **{
+            "model.backbone": "test_vit",
+            "model.weights": str(tmp_path / "weights.safetensors"),
+            "model.freeze": "none",
+            "data.image_size": 32,
+            "train.steps": 1,
+            "train.keep": "last",
+            "train.optimiser.lr": 1e-3,
+            "train.optimiser.layer_decay": 0.5,
+        },
+    )
+    after = Trained.load(run).predictor.backbone.body.state_dict()
+    layers = {"norm.weight": 1, "blocks.5.mlp.fc1.weight": 1, "blocks.0.mlp.fc1.weight": 6}
+    for name, depth in {**layers, "patch_embed.proj.weight": 7}.items():
+        longest = float((after[name] - before[name]).abs().max())
+        assert longest == pytest.approx(1e-3 * 0.5**depth, rel=0.02), name

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from acclimate.core.randomness import derive, own_generator
 from acclimate.core.tensors import below, fill, read_metadata, read_tensors, save_tensors
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models.backbones import restore
-from acclimate.learn.objective import Adversary, Losses, Objective
+from acclimate.learn.objective import Losses, Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Loss, Validated
 from acclimate.runs.averages import Average, make_average
@@ -36,48 +36,10 @@ from acclimate.runs.device import (
     micro_batch_note,
     trained_backbones,
 )
+from acclimate.runs.optimisers import learning_rate, make_optimiser
 
 Validate = Callable[[int], Validated]  # of a step
 TRIED = 3  # steps of the model after which memory that was enough stays enough
-
-
-def make_optimiser(
-    module: nn.Module, settings: OptimiserConfig, adversary: Adversary | None = None
-) -> torch.optim.Optimizer:
-    """One optimiser; an adversary's parameters are its second group, with settings of their own."""
-    theirs = list(adversary.module.parameters()) if adversary else []
-    known = {id(parameter) for parameter in theirs}
-    own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
-    groups = [_group(own, settings)]
-    if adversary is not None:
-        other = adversary.optimiser
-        lr = settings.lr if other.lr is None else other.lr
-        # Schedule, warm-up and kind are the run's.
-        against = replace(settings, lr=lr, weight_decay=other.weight_decay, beta1=other.beta1)
-        groups.append(_group(theirs, against))
-    # One kernel for all weights. On a CPU the plain one stays: its sums round otherwise.
-    fused = all(parameter.is_cuda for parameter in own)
-    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.SGD
-    return kind(groups, fused=True) if fused else kind(groups)
-
-
-def _group(parameters: list[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
-    """Parameters of an optimiser with their `settings`, of which the schedule is made."""
-    group = {"params": parameters, "lr": settings.lr, "weight_decay": settings.weight_decay}
-    if settings.name == "adam":
-        return group | {"betas": (settings.beta1, 0.999), "settings": settings}
-    return group | {"momentum": settings.momentum, "settings": settings}
-
-
-def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
-    """Linear warm-up over `warmup` steps, then constant or a half cosine to 0 at `steps`."""
-    assert settings.lr is not None, "the plan decides the learning rate"
-    if step < settings.warmup:
-        return settings.lr * (step + 1) / settings.warmup
-    if settings.schedule == "constant":
-        return settings.lr
-    along = (step - settings.warmup) / max(steps - settings.warmup, 1)
-    return settings.lr * 0.5 * (1 + math.cos(math.pi * along))
 
 
 @dataclass(frozen=True)
@@ -282,11 +244,12 @@ class Loop:
         """One step of the model, or of its adversary."""
         groups, adversary = self._optimiser.param_groups, self.objective.adversary
         for group in groups:
-            group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
+            rate = learning_rate(group["settings"], step, self.phase.steps)
+            group["lr"] = rate * group["lr_scale"]
         gradients = self._divided_gradients if may_divide else self._gradients
         losses = gradients(batch, step)
         turn = adversary is not None and adversary.moves(step)
-        for parameter in (p for i, g in enumerate(groups) if i != turn for p in g["params"]):
+        for parameter in (p for g in groups if g["adversary"] != turn for p in g["params"]):
             parameter.grad = None  # optimisers leave parameters without a gradient alone
         if self.phase.optimiser.clip:
             nn.utils.clip_grad_norm_(self.objective.parameters(), self.phase.optimiser.clip)
