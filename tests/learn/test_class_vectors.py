@@ -37,7 +37,9 @@ def test_logits_are_scaled_cosines(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     vectors, x = rng.normal(size=(4, 5)), rng.normal(size=(7, 5)) * rng.uniform(0.1, 90, (7, 1))
     file = written(tmp_path / "v", scale="20", class_vectors=torch.from_numpy(vectors))
+    before = torch.get_rng_state()
     head = class_vector_head(file, CLASSES, 5)
+    assert torch.equal(torch.get_rng_state(), before), "which others may be drawing from"
     cosines = (x @ vectors.T) / np.outer(np.linalg.norm(x, axis=1), np.linalg.norm(vectors, axis=1))
     expected = 20 * cosines[:, [1, 2, 0]]
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """The optimiser of a phase: groups of parameters with their settings, and the learning rate."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,7 @@ from acclimate.learn.models.weights import import_timm
 from acclimate.learn.objective import Adversary
 from acclimate.runs.device import trained_backbones
 
-KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-}
+KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 def make_optimiser(
@@ -40,7 +36,8 @@ def make_optimiser(
         groups.append({**_group(theirs, against), "adversary": True})
     # One kernel for all weights. On a CPU the plain one stays: its sums round otherwise.
     fused = all(parameter.is_cuda for parameter in own)
-    return KINDS[settings.name](groups, **({"fused": True} if fused else {}))
+    made: torch.optim.Optimizer = KINDS[settings.name](groups, **({"fused": True} if fused else {}))
+    return made
 
 
 def _group(parameters: Sequence[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ states them; read the licence itself before you ship a model. Tests compare all 
 
 from typing import NamedTuple
 
-HUB = "timm's hub"
+HUB, APACHE = "timm's hub", "apache-2.0"
 
 
 class Listing(NamedTuple):
@@ -22,27 +22,15 @@ class Listing(NamedTuple):
 LISTINGS = {
     "small-cnn": Listing(0.2, 32, "", "none", "images of 8 to 64 pixels, trains on a CPU"),
     "mlp": Listing(None, None, "", "none", "feature vectors instead of images"),
-    "efficientnet-lite0": Listing(
-        3.4, 224, "apache-2.0", "acclimate[lite]", "the default above 64 pixels, fast on a CPU"
-    ),
-    "resnet50-v1": Listing(
-        23.5, 224, "as the file says", "--weights FILE", "the original ResNet-50 of Keras"
-    ),
-    "resnet50.tv_in1k": Listing(
-        23.5, 224, "bsd-3-clause", HUB, "as DomainBed and its successors use it"
-    ),
-    "convnext_tiny.fb_in22k": Listing(27.8, 224, "apache-2.0", HUB, "ConvNeXt-T, ImageNet-22k"),
-    "convnext_base.fb_in22k": Listing(87.6, 224, "apache-2.0", HUB, "ConvNeXt-B, ImageNet-22k"),
-    "vit_small_patch14_dinov2.lvd142m": Listing(
-        22.1, 518, "apache-2.0", HUB, "DINOv2 S/14, much faster at 224 px"
-    ),
-    "vit_base_patch14_dinov2.lvd142m": Listing(86.6, 518, "apache-2.0", HUB, "DINOv2 B/14"),
+    "efficientnet-lite0": Listing(3.4, 224, APACHE, "acclimate[lite]", "the default above 64 px"),
+    "resnet50-v1": Listing(23.5, 224, "the file's", "--weights FILE", "ResNet-50 of Keras"),
+    "resnet50.tv_in1k": Listing(23.5, 224, "bsd-3-clause", HUB, "ResNet-50 as in DomainBed"),
+    "convnext_tiny.fb_in22k": Listing(27.8, 224, APACHE, HUB, "ConvNeXt-T"),
+    "convnext_base.fb_in22k": Listing(87.6, 224, APACHE, HUB, "ConvNeXt-B"),
+    "vit_small_patch14_dinov2.lvd142m": Listing(22.1, 518, APACHE, HUB, "DINOv2 S/14"),
+    "vit_base_patch14_dinov2.lvd142m": Listing(86.6, 518, APACHE, HUB, "DINOv2 B/14"),
     "vit_small_patch16_dinov3.lvd1689m": Listing(21.6, 256, "dinov3-license", HUB, "DINOv3 S/16"),
     "vit_base_patch16_dinov3.lvd1689m": Listing(85.6, 256, "dinov3-license", HUB, "DINOv3 B/16"),
-    "vit_base_patch16_siglip_224.v2_webli": Listing(
-        92.9, 224, "apache-2.0", HUB, "SigLIP 2 B/16, which has a text encoder"
-    ),
-    "vit_base_patch16_clip_quickgelu_224.openai": Listing(
-        85.8, 224, "apache-2.0", HUB, "CLIP B/16, which has a text encoder"
-    ),
+    "vit_base_patch16_siglip_224.v2_webli": Listing(92.9, 224, APACHE, HUB, "SigLIP 2 B/16"),
+    "vit_base_patch16_clip_quickgelu_224.openai": Listing(85.8, 224, APACHE, HUB, "CLIP B/16"),
 }

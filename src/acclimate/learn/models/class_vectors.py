@@ -17,13 +17,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from acclimate.core.errors import WeightsError
-from acclimate.core.tensors import all_finite
+from acclimate.core.tensors import Undrawn, all_finite
+from acclimate.core.text import listed
 from acclimate.learn.models.backbones import Backbone, Preprocess
 from acclimate.learn.models.predictors import LinearHead, Predictor
 
 VECTORS, PROJECTION, CLASSES, SCALE = "class_vectors", "projection", "classes", "logit_scale"
 USUAL_SCALE = "100"  # CLIP's, to which training clips it
-MOST_NAMED = 5
 
 
 class ClassVectors(NamedTuple):
@@ -76,10 +76,9 @@ def read_class_vectors(path: str, classes: Sequence[str]) -> ClassVectors:
         ) from error
     missing = [name for name in classes if name not in places]
     if missing:
-        more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-        named = ", ".join(f"'{name}'" for name in missing[:MOST_NAMED])
+        named = listed([f"'{name}'" for name in missing])
         raise WeightsError(
-            f"{path} has no vector of class {named}{more}; name classes there as the data do"
+            f"{path} has no vector of class {named}; name classes there as the data do"
         )
     return ClassVectors(vectors[[places[name] for name in classes]], projection, scale)
 
@@ -96,7 +95,8 @@ def class_vector_head(path: str, classes: Sequence[str], width: int) -> Predicto
             f"{path} has vectors of {wanted[0]} numbers and {has}, and the backbone gives {width} "
             f"features; give a file made for this backbone, with '{PROJECTION}' {wanted}"
         )
-    made = unit_predictor(width, 0 if projection is None else wanted[0], len(classes))
+    with Undrawn():
+        made = unit_predictor(width, 0 if projection is None else wanted[0], len(classes))
     if projection is not None:
         made.backbone.body.get_submodule("projection").load_state_dict({"weight": projection})
     return made.with_last(scale * F.normalize(rows, dim=1), torch.zeros(len(rows)))
