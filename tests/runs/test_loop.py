@@ -21,10 +21,11 @@ from acclimate.runs.averages import make_average
 from acclimate.runs.loop import (
     Phase,
     Position,
+    learning_rate,
     load_checkpoint,
+    make_optimiser,
     save_checkpoint,
 )
-from acclimate.runs.optimisers import learning_rate, make_optimiser
 from acclimate.runs.plan import check_batches, check_components
 from fixtures.errors import refused
 from fixtures.interruption import Killed

@@ -6,11 +6,11 @@ weights."""
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from acclimate.core.randomness import derive, own_generator
 from acclimate.core.tensors import below, fill, read_metadata, read_tensors, save_tensors
 from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models.backbones import restore
-from acclimate.learn.objective import Losses, Objective
+from acclimate.learn.objective import Adversary, Losses, Objective
 from acclimate.records.folder import RunFolder
 from acclimate.records.records import Loss, Validated
 from acclimate.runs.averages import Average, make_average
@@ -36,10 +36,59 @@ from acclimate.runs.device import (
     micro_batch_note,
     trained_backbones,
 )
-from acclimate.runs.optimisers import learning_rate, make_optimiser
+from acclimate.runs.layers import layer_groups
 
 Validate = Callable[[int], Validated]  # of a step
+KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 TRIED = 3  # steps of the model after which memory that was enough stays enough
+
+
+def make_optimiser(
+    module: nn.Module, settings: OptimiserConfig, adversary: Adversary | None = None
+) -> torch.optim.Optimizer:
+    """One optimiser. The first group is of what has the full learning rate; the layers of a
+    backbone may follow; an adversary's parameters come last, with settings of their own."""
+    theirs = list(adversary.module.parameters()) if adversary else []
+    layers = layer_groups(module, settings) if settings.layer_decay < 1 else []
+    known = {id(parameter) for parameter in theirs}
+    known |= {id(parameter) for layer in layers for parameter in layer["params"]}
+    own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
+    groups = [_group(own, settings), *({**_group((), settings), **layer} for layer in layers)]
+    if adversary is not None:
+        other = adversary.optimiser
+        lr = settings.lr if other.lr is None else other.lr
+        # Schedule, warm-up and kind are the run's.
+        against = replace(settings, lr=lr, weight_decay=other.weight_decay, beta1=other.beta1)
+        groups.append({**_group(theirs, against), "adversary": True})
+    # One kernel for all weights. On a CPU the plain one stays: its sums round otherwise.
+    fused = all(parameter.is_cuda for parameter in own)
+    made: torch.optim.Optimizer = KINDS[settings.name](groups, **({"fused": True} if fused else {}))
+    return made
+
+
+def _group(parameters: Sequence[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
+    """Parameters of an optimiser with their `settings`, of which the schedule is made."""
+    return {
+        "params": parameters,
+        "lr": settings.lr,
+        "weight_decay": settings.weight_decay,
+        **({"momentum": settings.momentum} if settings.name == "sgd" else {}),
+        **({} if settings.name == "sgd" else {"betas": (settings.beta1, 0.999)}),
+        "settings": settings,
+        "lr_scale": 1.0,
+        "adversary": False,
+    }
+
+
+def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
+    """Linear warm-up over `warmup` steps, then constant or a half cosine to 0 at `steps`."""
+    assert settings.lr is not None, "the plan decides the learning rate"
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    if settings.schedule == "constant":
+        return settings.lr
+    along = (step - settings.warmup) / max(steps - settings.warmup, 1)
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * along))
 
 
 @dataclass(frozen=True)
