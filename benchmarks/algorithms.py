@@ -36,7 +36,7 @@ from acclimate.paper.kernel import KernelClassifier
 from pages import TRAINING, fill, made
 
 ROOT = Path(__file__).resolve().parent.parent
-PLAIN_METHODS = ("prior", "t3a", "tent", "tent+prior")
+PLAIN_METHODS = ("prior", "t3a", "tent", "tent+prior", "sar", "shot", "lame")
 ADAPTIVE_METHODS = ("none", "embedding+prior", "embedding+t3a", "embedding+tent")
 Table = dict[tuple[str, str, str, str], list[tuple[float, float]]]
 # By default these penalties count after 500 to 2500 steps, more than there are here.

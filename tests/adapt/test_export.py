@@ -1,6 +1,7 @@
 """Exported files give the probabilities of the models that they were made from."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from acclimate.adapt.export import (
 from acclimate.adapt.methods import chain_of
 from acclimate.core.errors import ConfigError, ExportError
 from acclimate.learn import graph
+from acclimate.records.rehearsal import NETWORK
 from fixtures.errors import refused
 from fixtures.models import CLASSES, KINDS, make_trained, rows_for
 
@@ -54,6 +56,21 @@ def test_the_conditioned_form_is_every_adapted_classifier(kind: str) -> None:
     assert [name for name, _ in found] == chains
     for place, (_, one) in enumerate(found):  # or the comparison would show nothing
         assert all(np.abs(one - other).max() > 1e-3 for _, other in found[:place])
+
+
+def test_a_plain_network_is_calibrated_in_the_conditioned_form_too() -> None:
+    """Beside a second path, where it is not a part of the plain model."""
+    pair = make_trained("rehearsed pair").rehearsal
+    assert pair is not None
+    rehearsal = replace(pair, head=NETWORK, temperatures={"none": 5.0, "embedding": 0.8})
+    trained = replace(make_trained("frozen rehearsed"), rehearsal=rehearsal)
+    network, (rows, _) = _Conditioned(trained).eval(), _examples(trained)
+    for state in _states(trained):
+        about = [torch.from_numpy(value) for value in site_inputs(trained, state).values()]
+        with torch.no_grad():
+            given = network(torch.from_numpy(rows), *about).numpy()
+        expected = _reference(_as_adapted(trained, state), rows)
+        np.testing.assert_allclose(given, expected, atol=2e-6)
 
 
 @pytest.mark.slow

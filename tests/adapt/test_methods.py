@@ -408,7 +408,7 @@ def test_no_steps_of_tent_are_batch_norm_statistics() -> None:
 def test_gradient_free_methods_record_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, bool] = {}
     for name, row in METHODS.items():
-        if row.method is None:
+        if row.method is None or row.method.control:
             continue
 
         def watched(self: Any, *a: Any, name: str = name, o: Any = row.method.observe) -> Any:
@@ -419,7 +419,8 @@ def test_gradient_free_methods_record_no_gradient(monkeypatch: pytest.MonkeyPatc
         centre = torch.zeros(MODEL.predictor.last.in_features)
         labels = torch.zeros(8, dtype=torch.int64)
         adapt_model(MODEL._replace(centre=centre), pixels(8), find_chain(name), labels=labels)
-    assert seen == {name: name == "tent" for name, row in METHODS.items() if row.method}
+    assert seen == {name: name in ("tent", "sar", "shot") for name in seen}
+    assert {"tent", "sar", "shot", "prior"} <= seen.keys()
 
 
 def test_copies_share_what_does_not_change() -> None:
@@ -485,6 +486,7 @@ def test_chains_that_are_none(text: str, facts: tuple[str, ...]) -> None:
         ("bn", group_normed, ("batch norm", "group norm", "prior, t3a or tent")),
         ("bn", plain, ("batch norm", "no normalisation layer", "prior or t3a")),
         ("tent", plain, ("no normalisation layer", "prior or t3a")),
+        ("sar", plain, ("no normalisation layer", "prior or t3a")),
     ],
 )
 def test_models_without_the_layers(

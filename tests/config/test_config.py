@@ -27,6 +27,7 @@ from acclimate.config import (
 )
 from acclimate.config.settings import PRESETS, preset
 from acclimate.core.errors import ConfigError, UnknownName
+from acclimate.learn.models.catalogue import LISTINGS
 from fixtures.errors import refused
 
 
@@ -79,7 +80,7 @@ def test_unknown_keys_name_the_nearest(values: dict[str, Any], name: str, neares
         ("hparams", 3, "a table"),
         ("train", 3, "settings of its own"),
         ("train.optimiser", "sgd", "settings of its own"),
-        ("train.optimiser.name", "adamw", "one of adam, sgd"),
+        ("train.optimiser.name", "adamax", "one of adam, adamw, sgd"),
         ("seed", -1, "from 0 to 9.22337e+18"),
         ("train.per_domain", 0, "at least 1"),
         ("embedding.domains_per_step", 1, "at least 2"),
@@ -276,14 +277,24 @@ def test_presets_are_the_papers(key: str) -> None:
     assert tuple(flat(as_dict(run(preset(name))))[key] for name in NAMES) == PAPER[key]
 
 
-def test_one_preset_is_ours_and_one_a_baseline() -> None:
-    assert set(PRESETS) - set(NAMES) == {"rehearsed", "erm-plus-plus"}
+def test_one_preset_is_ours_and_two_are_recipes_of_others() -> None:
+    assert set(PRESETS) - set(NAMES) == {"rehearsed", "erm-plus-plus", "fine-tuned-vit"}
     found = run(preset("rehearsed"))
     assert (found.algorithm, found.adapt.rehearse, found.model.dropout) == ("erm", True, 0.5)
     baseline = run(preset("erm-plus-plus"))
     average = baseline.train.average
     assert (baseline.algorithm, baseline.model.freeze_batch_norm) == ("erm", "no")
     assert (average.kind, average.start * baseline.train.steps) == ("window", 600)
+    vit = run(preset("fine-tuned-vit"))
+    optimiser = vit.train.optimiser
+    published = ("adamw", 0.05, 0.65, "cosine")
+    assert (optimiser.name, optimiser.weight_decay, optimiser.layer_decay, optimiser.schedule) == (
+        published
+    )
+    # 5e-4 for 256 images, and 5 of 100 epochs of warm-up
+    assert optimiser.lr == pytest.approx(5e-4 * 3 * vit.train.per_domain / 256, rel=0.02)
+    assert optimiser.warmup / vit.train.steps == 0.05
+    assert vit.model.backbone in LISTINGS and vit.data.image_size % 14 == 0
 
 
 def test_presets_hold_the_papers_grids() -> None:

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from acclimate.config import ModelConfig
 from acclimate.core.errors import ConfigError, UnknownName, WeightsError
 from acclimate.learn.models import (
+    backbones,
     build_backbone,
     default_backbone,
     freeze_batch_norm,
     weights,
 )
 from acclimate.learn.models.backbones import row_statistics
+from acclimate.learn.models.catalogue import HUB, LISTINGS
 from acclimate.learn.models.weights import fit_weights, read_weights
 from fixtures.errors import refused
 
@@ -391,3 +393,93 @@ def test_the_licence_of_weights_is_said_or_said_to_be_unknown(
     words = weights.weights_licence(model)
     assert words.startswith(licence)
     assert "/somewhere" not in words
+
+
+# Those that are recommended, and sides of images other than the weights' own
+
+OURS = {"small-cnn", "mlp", "efficientnet-lite0", "resnet50-v1"}
+
+
+@pytest.mark.parametrize("name", sorted(LISTINGS.keys() - OURS))
+def test_what_is_said_of_a_backbone_is_what_timm_says(name: str) -> None:
+    listing, source = LISTINGS[name], weights.import_timm().models.get_pretrained_cfg(name)
+    assert name in weights.import_timm().list_models(f"{name.partition('.')[0]}.*", pretrained=True)
+    with torch.device("meta"):
+        net = build_backbone(name, pretrained=False).eval()
+        features = net(torch.rand(2, 3, net.size, net.size))
+    assert features.shape == (2, net.features)
+    millions = sum(p.numel() for p in net.body.parameters()) / 1e6
+    assert listing.parameters == pytest.approx(millions, abs=0.05)
+    assert (listing.size, listing.licence) == (source.input_size[-1], source.license)
+    assert (listing.pretrained, bool(source.hf_hub_id)) == (HUB, True)
+
+
+def test_what_is_said_of_our_own_backbones() -> None:
+    assert backbones._TABLE.keys() == OURS
+    for name in OURS - {"mlp"}:
+        net = build_backbone(name, pretrained=False)
+        millions = sum(p.numel() for p in net.body.parameters()) / 1e6
+        assert LISTINGS[name].parameters == pytest.approx(millions, abs=0.05)
+        assert LISTINGS[name].size == net.size
+
+
+def test_position_embeddings_fit_the_images_as_timm_resamples_them() -> None:
+    """By themselves these networks resample them whenever they run."""
+    torch.manual_seed(0)
+    native = build_backbone("test_vit", pretrained=False).eval()
+    net = build_backbone("test_vit", pretrained=False, side=96).eval()
+    assert (native.size, net.size) == (160, 96)
+    assert net.body.pos_embed.shape[1] == 1 + (96 // 16) ** 2  # type: ignore[index, union-attr]
+    own = native.state_dict()
+    net.load_state_dict({**own, "body.pos_embed": net.state_dict()["body.pos_embed"]})
+    with torch.no_grad():
+        net.body.pos_embed.copy_(resampled(own["body.pos_embed"], 6))  # type: ignore[operator, union-attr]
+        x = torch.rand(2, 3, 96, 96)
+        torch.testing.assert_close(net(x), native(x), atol=1e-5, rtol=1e-4)
+
+
+def resampled(embedding: Tensor, side: int) -> Tensor:
+    """[1, 1 + n², d] -> [1, 1 + side², d]; the class token's stays."""
+    first, rest = embedding[:, :1], embedding[:, 1:]
+    before = int(rest.shape[1] ** 0.5)
+    grid = rest.reshape(1, before, before, -1).permute(0, 3, 1, 2)
+    grid = nn.functional.interpolate(grid, size=(side, side), mode="bicubic", antialias=True)
+    return torch.cat([first, grid.permute(0, 2, 3, 1).flatten(1, 2)], 1)
+
+
+def test_weights_of_another_side_are_resampled_after_they_are_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    given = build_backbone("test_vit", pretrained=False).body.state_dict()
+    save_file(given, tmp_path / "vit.safetensors")
+    net = build_backbone("test_vit", weights=tmp_path / "vit.safetensors", side=96)
+    expected = resampled(given["pos_embed"], 6)
+    torch.testing.assert_close(net.body.state_dict()["pos_embed"], expected)
+    assert torch.equal(net.body.state_dict()["norm.weight"], given["norm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "facts"),
+    [
+        ("vit_small_patch14_dinov2", 256, (256, 14, "data.image_size=252")),
+        ("vit_small_patch14_dinov2", 3, (14, "data.image_size=14")),
+        ("xcit_nano_12_p8_224", 192, (224, 192, "data.image_size")),
+    ],
+)
+def test_sides_that_a_network_does_not_take(
+    name: str, side: int, facts: tuple[object, ...]
+) -> None:
+    with torch.device("meta"), refused(ConfigError, name, *facts):
+        build_backbone(name, pretrained=False, side=side)
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "vit_small_patch16_dinov3"])
+def test_other_sides_go_through_the_network(name: str) -> None:
+    with torch.device("meta"):
+        net = build_backbone(name, pretrained=False, side=112).eval()
+        assert net(torch.rand(2, 3, 112, 112)).shape == (2, net.features)
+
+
+def test_convolutions_take_any_side() -> None:
+    net = build_backbone("test_convnext", pretrained=False, side=96).eval()
+    with torch.no_grad():
+        assert net(torch.rand(1, 3, 96, 96)).shape == (1, net.features)

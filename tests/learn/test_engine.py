@@ -85,6 +85,27 @@ def test_features_are_pytorchs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert file.read_bytes() == content
 
 
+class Rotated(nn.Module):
+    """Has a buffer that no state dict holds, as rotary position embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("periods", torch.linspace(1, 2, 4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sin(self.get_buffer("periods"))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_buffers_beside_the_state_are_computed_with() -> None:
+    one = backbone(channels=1)
+    one.body.append(Rotated())
+    accelerate(one)
+    torch.testing.assert_close(one(images()), one.in_torch(images()), rtol=1e-5, atol=1e-6)
+    assert engine_used(one).startswith(NAME)
+
+
 def test_what_stays_with_pytorch() -> None:
     one = backbone()
     accelerate(one)

@@ -72,6 +72,7 @@ def test_labels() -> None:
     assert ORACLE.label == "ERM + true label frequencies (oracle)"
     assert Key("da-group-dro", "none").label == "DA-GroupDRO, not adapted"
     assert Key("coral", "tent").label == "CORAL, tent"
+    assert (Key("erm", "lame").label, Key("erm", "lame").kind) == ("ERM, lame", "control")
 
 
 def test_headline_and_findings(report: Report) -> None:

@@ -245,3 +245,71 @@ class TestRunsOnDisk:
 def _saved_and_killed(*args: object, **kwargs: object) -> None:
     save_checkpoint(*args, **kwargs)  # type: ignore[arg-type]
     raise Killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext"])
+@pytest.mark.parametrize("freeze", ["backbone", "none"])
+def test_a_network_of_timm_at_another_side(
+    name: str, freeze: str, fit: Fit, tree: Path, tmp_path: Path
+) -> None:
+    """Its weights are from a file of its own side; the run that is loaded has the run's side."""
+    torch.manual_seed(3)
+    body = build_backbone(name, pretrained=False).body
+    save_tensors(tmp_path / "weights.safetensors", body.state_dict())
+    run = fit(
+        "erm",
+        data=Manifest.from_folder(tree),
+        device="cpu",
+        test_domains="west",
+        **{
+            "model.backbone": name,
+            "model.weights": str(tmp_path / "weights.safetensors"),
+            "model.freeze": freeze,
+            "data.image_size": 64,
+            "train.optimiser.lr": 1e-3,
+        },
+    )
+    trained = Trained.load(run)
+    network = trained.predictor.backbone
+    assert trained.size == 64
+    with torch.no_grad():
+        assert network(torch.rand(2, 3, 64, 64)).shape == (2, network.features)
+    before, after = body.state_dict(), network.body.state_dict()
+    moved = {key for key, value in before.items() if not torch.equal(value, after[key])}
+    assert (moved - {"pos_embed"} == set()) is (freeze == "backbone")
+    if name == "test_vit":
+        assert after["pos_embed"].shape[1] == 1 + 4 * 4
+    found = evaluate_run(run, Manifest.from_folder(tree), device="cpu").scores
+    assert any(score.top1 is not None for score in found)
+
+
+@pytest.mark.slow
+def test_a_step_is_as_long_as_its_layers_learning_rate(
+    fit: Fit, tree: Path, tmp_path: Path
+) -> None:
+    """Adam's first step is as long as the rate, wherever there is a slope."""
+    torch.manual_seed(3)
+    before = build_backbone("test_vit", pretrained=False).body.state_dict()
+    save_tensors(tmp_path / "weights.safetensors", before)
+    run = fit(
+        "erm",
+        data=Manifest.from_folder(tree),
+        device="cpu",
+        test_domains="west",
+        **{
+            "model.backbone": "test_vit",
+            "model.weights": str(tmp_path / "weights.safetensors"),
+            "model.freeze": "none",
+            "data.image_size": 32,
+            "train.steps": 1,
+            "train.keep": "last",
+            "train.optimiser.lr": 1e-3,
+            "train.optimiser.layer_decay": 0.5,
+        },
+    )
+    after = Trained.load(run).predictor.backbone.body.state_dict()
+    layers = {"norm.weight": 1, "blocks.5.mlp.fc1.weight": 1, "blocks.0.mlp.fc1.weight": 6}
+    for name, depth in {**layers, "patch_embed.proj.weight": 7}.items():
+        longest = float((after[name] - before[name]).abs().max())
+        assert longest == pytest.approx(1e-3 * 0.5**depth, rel=0.02), name

@@ -34,6 +34,7 @@ from fixtures.predictors import plain_on
 
 OPTIMISERS = {
     "adam": OptimiserConfig(name="adam", lr=0.01, weight_decay=0.1),
+    "adamw": OptimiserConfig(name="adamw", lr=0.01, weight_decay=0.1),
     "sgd with momentum": OptimiserConfig(name="sgd", lr=0.01, momentum=0.9, weight_decay=0.1),
     "sgd": OptimiserConfig(name="sgd", lr=0.01, momentum=0.0),
 }
@@ -68,6 +69,7 @@ def test_the_learning_rate(settings: dict[str, Any], expected: list[float]) -> N
     ("name", "kind", "expected"),
     [
         ("adam", torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.999)}),
+        ("adamw", torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.999)}),
         ("sgd with momentum", torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
     ],
 )
@@ -319,3 +321,75 @@ def test_an_adversary_follows_the_run_s_schedule() -> None:
     assert len(theirs["params"]) == len(list(objective.discriminator.parameters()))
     known = {id(parameter) for parameter in theirs["params"]}
     assert not known & {id(parameter) for parameter in own["params"]}
+
+
+# Learning rates by layer
+
+
+def on_timm(name: str) -> nn.Module:
+    backbone = build_backbone(name, pretrained=False, side=64)
+    return plain_on(backbone, 2, head="mlp", width=8, hidden=8)
+
+
+def depth(name: str) -> int:
+    """Layers above one of `test_vit`, the head among them. Its blocks are 0 to 5, and its last
+    norm belongs to the last."""
+    part = name.split(".")
+    if part[0] == "blocks":
+        return 6 - int(part[1])
+    return 1 if part[0] == "norm" else 7
+
+
+def test_each_layer_has_its_rate_and_what_decays() -> None:
+    predictor = on_timm("test_vit")
+    settings = OptimiserConfig(name="adamw", lr=0.1, weight_decay=0.3, layer_decay=0.5, warmup=4)
+    groups = make_optimiser(predictor, settings).param_groups
+    found = {id(p): group for group in groups for p in group["params"]}
+    body = predictor.get_submodule("backbone.body")
+    blocks = {name.split(".")[1] for name, _ in body.named_parameters() if "blocks" in name}
+    assert blocks == set("012345")
+    for name, parameter in body.named_parameters():
+        group = found.pop(id(parameter))
+        assert group["lr_scale"] == pytest.approx(0.5 ** depth(name)), name
+        plain = parameter.ndim < 2 or name in ("pos_embed", "cls_token")
+        assert group["weight_decay"] == (0.0 if plain else 0.3), name
+        assert group["betas"] == (0.9, 0.999)
+    rest = {id(parameter) for parameter in predictor.get_submodule("head").parameters()}
+    assert found.keys() == rest == {id(p) for p in groups[0]["params"]}
+    assert (groups[0]["lr_scale"], groups[0]["weight_decay"]) == (1.0, 0.3)
+
+
+def test_a_convolutional_network_of_timm_has_layers_too() -> None:
+    groups = make_optimiser(on_timm("test_convnext"), OptimiserConfig(lr=0.1, layer_decay=0.5))
+    scales = {group["lr_scale"] for group in groups.param_groups}
+    assert 1.0 in scales and len(scales) > 3
+
+
+def test_a_network_without_layers_is_refused() -> None:
+    settings = OptimiserConfig(lr=0.1, layer_decay=0.5)
+    predictor = plain_on(build_backbone("small-cnn"), 2)
+    for module in (predictor, predictor.requires_grad_(False)):
+        with refused(ConfigError, "layer_decay=0.5", "model.freeze=none"):
+            make_optimiser(module, settings)
+
+
+def test_layers_go_on_bit_by_bit(tmp_path: Path) -> None:
+    settings = OptimiserConfig(name="adamw", lr=0.01, weight_decay=0.1, layer_decay=0.5)
+    torch.manual_seed(0)
+    whole, again = on_timm("test_vit"), on_timm("test_vit")
+
+    def steps(module: nn.Module, optimiser: torch.optim.Optimizer, start: int, stop: int) -> None:
+        for step in range(start, stop):
+            x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(step))
+            optimiser.zero_grad()
+            module(x).logits.square().mean().backward()
+            optimiser.step()
+
+    optimiser = make_optimiser(whole, settings)
+    steps(whole, optimiser, 0, 2)
+    save_checkpoint(tmp_path / "checkpoint", whole, optimiser, Position(step=2))
+    steps(whole, optimiser, 2, 4)
+    resumed = make_optimiser(again, settings)
+    assert load_checkpoint(tmp_path / "checkpoint", again, resumed).step == 2
+    steps(again, resumed, 2, 4)
+    assert_same_state(whole, again)

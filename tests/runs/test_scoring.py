@@ -15,6 +15,7 @@ from torch import Tensor
 from acclimate.adapt import choice
 from acclimate.adapt.classifier import Adapted, adapt
 from acclimate.adapt.methods import Chain, chain_of
+from acclimate.adapt.methods.lame import affinity, smooth
 from acclimate.config import EmbeddingConfig, RunConfig
 from acclimate.config.settings import PRESETS
 from acclimate.core.distributed import World
@@ -342,6 +343,30 @@ def test_methods_score_the_same_whatever_is_remembered(
     assert {score.method for score in found} >= {*methods, "none"}
     monkeypatch.setattr("acclimate.runs.scoring.MOST_REMEMBERED", 0)
     assert_same(found, scored())
+
+
+def test_lame_sees_batches_in_random_order_whatever_the_order_of_the_rows(tiny: Tiny) -> None:
+    """Rows are sorted by class, as folders are: batches of one class would flatter it."""
+    rng = np.random.default_rng(0)
+    labels = np.sort(np.tile(np.arange(3), 50))
+    X = (rng.normal(size=(150, 3)) + 1.5 * np.eye(3)[labels]).astype(np.float32)
+    data = Manifest.from_arrays(X, labels, np.repeat(["p", "new", "q"], 50)[rng.permutation(150)])
+    plan = make_plan(tiny("erm", test_domains=["new"], **{"adapt.points": 5}), data)
+    scores = {
+        s.method: (s, p)
+        for s, p in final_scores(plain(plan, logits(3), [1 / 3] * 3), ["lame"])
+        if s.domain == "new"
+    }
+    assert scores.keys() == {"none", "oracle-prior", "lame"}
+    score, found = scores["lame"]
+    rows = split_domain(plan, "new")[1]
+    order = stream(0, "lame", "new").permutation(len(rows))
+    x = torch.from_numpy(X[rows[order]])
+    smoothed = smooth(x, affinity(x, 5)).exp().amax(1).numpy()
+    assert (score.n, score.adapted_on, score.adapt_n) == (len(rows), None, None)
+    assert found.row.tolist() == rows.tolist()
+    np.testing.assert_allclose(found.p_predicted[order], smoothed, rtol=1e-5)
+    assert not np.allclose(found.p_predicted, scores["none"][1].p_predicted, atol=0.01)
 
 
 def test_the_oracle_knows_the_frequencies_of_the_scored_images_alone(tiny: Tiny) -> None:

@@ -185,6 +185,7 @@ class _Conditioned(nn.Module):
     def __init__(self, trained: Trained) -> None:
         super().__init__()
         self.predictor = _on_cpu(trained.start(embedding=True).predictor)
+        self.plain_temperature = trained.plain_temperature
         train = torch.tensor(trained.label_prior)
         self.register_buffer("log_train", train.clamp(min=SMALLEST).log())
         self.register_buffer("learned", train > 0)
@@ -194,7 +195,7 @@ class _Conditioned(nn.Module):
         features, head = self.predictor.backbone(_scale(rows)), self.predictor.head
         logits = head(features, *site).logits
         if isinstance(head, PairHead):  # without μ it is the plain model
-            plain = head.plain(features).logits
+            plain = head.plain(features).logits / self.plain_temperature
             logits = torch.where(site[0].isnan().any(), plain, logits)
         ratio = prior.clamp(min=SMALLEST).log() - self.log_train
         shifted: Tensor = logits.float() / temperature + torch.where(self.learned, ratio, 0.0)

@@ -51,7 +51,7 @@ def adapt(
     json: Json = False,
 ) -> None:
     """Adapt to a new domain from unlabelled images: no retraining, and no gradient of the network
-    unless the method is tent. A few labels help, where there are some."""
+    unless the method is tent or sar. A few labels help, where there are some."""
     from acclimate.adapt.classifier import adapt as adapt_to
     from acclimate.adapt.suggest import read_labels
     from acclimate.core.distributed import pick_device

@@ -23,6 +23,7 @@ MEANINGS = {
     "wrong-embedding": "adapted to another domain, a control that is meant to fail",
     "auto-neutral": "auto without an image of the domain: what of its gain is a better head",
     "auto-other": "auto with another domain's images, a control",
+    "lame": "smooths the predictions of each batch, and leaves no classifier: a control",
     "oracle-prior": "knows the true label frequencies: a ceiling, not a method",
 }
 

@@ -1,6 +1,6 @@
 """`list`: what there is to choose from."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,7 +19,7 @@ TABLES = {  # of rows that say what they are about
 }
 HINTS = {
     "methods": "\nMethods follow each other when joined by +, e.g. embedding+prior.",
-    "backbones": "\nEvery timm model name is a backbone too, e.g. resnet50 or convnext_tiny.",
+    "backbones": "\nEvery timm model name is a backbone too, e.g. resnet18.",
 }
 
 
@@ -32,12 +32,24 @@ def list_(
     if json:
         say_json({what: rows})
         return
-    say_table(list(rows[0]), [list(row.values()) for row in rows])
+    lines = [[row["name"], row.get("about") or facts(row)] for row in rows]
+    say_table(["name", "about"], lines, whole_names=True)
     if what in HINTS:
         say(HINTS[what])
 
 
-def entries(what: Catalogue) -> list[dict[str, str]]:
+def facts(backbone: dict[str, Any]) -> str:
+    """A backbone's row in words: what it is, its size, and where its weights are from."""
+    words = [backbone["note"]]
+    if backbone["parameters"] is not None:
+        words.append(f"{backbone['parameters']} M parameters")
+    if backbone["size"] and backbone["licence"]:
+        source = f"{backbone['pretrained']}, {backbone['licence']}"
+        words.append(f"weights for {backbone['size']} px ({source})")
+    return "; ".join(words)
+
+
+def entries(what: Catalogue) -> list[dict[str, Any]]:
     """The rows of a table, by name."""
     if what == "backbones":
         from acclimate.learn.models import list_backbones

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -80,8 +80,14 @@ def say_facts(facts: Mapping[str, Any], *, json: bool = False, err: bool = False
         say(f"{label}: {value}", err=err)
 
 
-def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """Text to the left, numbers to the right."""
+def say_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    whole_names: bool = False,
+) -> None:
+    """Text to the left, numbers to the right; `whole_names` of a first column are never folded."""
     if not first_process():
         return
     from rich.console import Console  # rich takes longer to import than --help may
@@ -91,7 +97,9 @@ def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: st
     rows = [[printable(cell) for cell in row] for row in rows]
     for column, name in enumerate(header):
         numeric = rows and all(_NUMBER.fullmatch(row[column]) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        whole = whole_names and column == 0
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)

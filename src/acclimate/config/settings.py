@@ -118,6 +118,9 @@ class ModelConfig:
     )
     pretrained: bool = setting(True, "start from pretrained weights where the backbone has them")
     weights: str = setting("", "a local weights file (safetensors or a torch state dict)")
+    class_vectors: str = setting(
+        "", "a file of class vectors (text embeddings): one more head for rehearsal to choose"
+    )
     freeze: Literal["auto", "none", "backbone"] = setting(
         "auto",
         "backbone: frozen; its features are extracted once and the rest is trained on them; "
@@ -139,7 +142,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserConfig:
-    name: Literal["adam", "sgd"] = setting("adam", "optimiser")
+    name: Literal["adam", "adamw", "sgd"] = setting("adam", "optimiser")
     lr: float | None = setting(
         None,
         "learning rate; unset: 1e-3 from scratch, 1e-4 on frozen features, 5e-5 if pretrained",
@@ -148,9 +151,15 @@ class OptimiserConfig:
     )
     weight_decay: float = setting(0.0, "weight decay", at_least=0, search=log10(-6, -2))
     momentum: float = setting(0.9, "momentum of sgd", at_least=0, at_most=0.9999)
-    beta1: float = setting(0.9, "first moment's decay of adam", at_least=0, at_most=0.9999)
+    beta1: float = setting(
+        0.9, "first moment's decay of adam and adamw", at_least=0, at_most=0.9999
+    )
     schedule: Literal["constant", "cosine"] = setting("constant", "learning rate over the run")
     warmup: int = setting(0, "steps over which the learning rate rises from 0", at_least=0)
+    layer_decay: float = setting(
+        1.0, "factor of the learning rate from a layer of a fine-tuned backbone to the one below",
+        at_least=0.01, at_most=1,
+    )  # fmt: skip
     clip: float = setting(0.0, "largest gradient norm; 0: not clipped", at_least=0)
 
 

@@ -230,7 +230,8 @@ def _open(backbone: Backbone, content: bytes) -> OnnxSession:
     onnx, numpy_helper = require("onnx", "onnx.numpy_helper", purpose=purpose)
     model = onnx.ModelProto()
     model.ParseFromString(content)
-    state = backbone.state_dict()
+    # Rotary frequencies and the like are buffers that a state dict leaves out.
+    state = {**dict(backbone.named_buffers()), **backbone.state_dict()}
     for tensor in model.graph.initializer:
         if tensor.name.startswith(NETWORK):
             value = state[tensor.name.removeprefix(NETWORK)].detach().cpu().contiguous()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acclimate.config import ModelConfig, RunConfig, as_dict, from_dict
+from acclimate.config import RunConfig, as_dict, from_dict
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, NotFinite, RunError, damage_is
 from acclimate.core.files import Fields, write_document
@@ -41,6 +41,7 @@ from acclimate.learn.models import (
     freeze_batch_norm,
     takes_features,
 )
+from acclimate.learn.models.class_vectors import unit_predictor
 from acclimate.learn.models.predictors import LinearHead, PairHead, identity_backbone
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
@@ -55,7 +56,7 @@ from acclimate.records.folder import (
     stored,
     write_checksums,
 )
-from acclimate.records.rehearsal import NETWORK, PAIR, STARTS, Rehearsal
+from acclimate.records.rehearsal import CLASS_VECTORS, NETWORK, PAIR, STARTS, Rehearsal
 
 MOST_SIDE = 4096  # pixels, as of `data.image_size`
 CONFUSION, CENTRE = "rehearsal/confusion", "rehearsal/centre"  # names of tensors on disk
@@ -152,6 +153,11 @@ class Trained:
         return self.rehearsal is not None and self.rehearsal.head == PAIR
 
     @property
+    def plain_temperature(self) -> float:
+        """By what the logits of the plain network are divided."""
+        return self._temperature("none")
+
+    @property
     def pair_temperature(self) -> float:
         """By what logits at the centre are divided more than those with a domain's μ."""
         return self._temperature("none") / self._temperature("embedding")
@@ -233,8 +239,8 @@ def _load(folder: Path, device: torch.device | str) -> Trained:
     config = from_dict(RunConfig, described.table("config"), where=str(described.path))
     classes, domains, val_domains, test_domains = map(described.texts, DOMAINS_AND_CLASSES)
     digest = described.text("digest")
-    linear = rehearsal is not None and rehearsal.head not in (NETWORK, PAIR)
-    predictor, embedding = _networks(config, len(classes), len(domains), tensors, path, linear)
+    head = NETWORK if rehearsal is None else rehearsal.head
+    predictor, embedding = _networks(config, len(classes), len(domains), tensors, path, head)
     table, site, confusion, centre = None, None, tensors.get(CONFUSION), tensors.get(CENTRE)
     _require(confusion is None or confusion.shape == (len(classes),) * 2, path)
     _require(centre is None or centre.shape == predictor.last.weight.shape[1:], path)
@@ -293,25 +299,29 @@ def _networks(
     domains: int,
     tensors: Mapping[str, Tensor],
     path: Path,
-    linear: bool,
+    head: str,
 ) -> tuple[Predictor, Embedding | None]:
-    """The networks that are described, with their weights; a `linear` predictor on features."""
+    """The networks that are described, with their weights, and the `head` that rehearsal chose."""
     mean = tensors.get("predictor.head.backbone.mean")  # of the features that it learned on
     width = None if mean is None else mean.numel()
+    projection = tensors.get("predictor.head.backbone.body.projection.weight")
     networks = Networks(
         config=config,
         classes=classes,
         domains=domains,
         in_features=width,
         pretrained=False,
-        linear=linear,
+        linear=head not in (NETWORK, PAIR),
     )
 
     def build() -> tuple[Predictor, Embedding | None]:
         predictor, embedding = networks.build()
+        if width is not None and head == CLASS_VECTORS:
+            projected = 0 if projection is None else len(projection)
+            predictor = unit_predictor(width, projected, classes)
         if width is not None:
             frozen = config.model.freeze == "backbone"
-            extractor = build_extractor(config.model, pretrained=False) if frozen else None
+            extractor = build_extractor(config, pretrained=False) if frozen else None
             predictor = on_features_of(extractor, predictor, width)
         return predictor, embedding
 
@@ -410,23 +420,25 @@ class Networks:
             # On features as on a manifest's: a linear head alone would leave penalties nothing to
             # change, and Φ could only turn and stretch what is there.
             return build_backbone("mlp", in_features=self.in_features)
-        backbone = _named_backbone(model, self.in_features, pretrained=self.pretrained)
+        backbone = _named_backbone(self.config, self.in_features, pretrained=self.pretrained)
         if model.freeze_batch_norm != "no":
             freeze_batch_norm(backbone, affine=model.freeze_batch_norm == "all")
         return backbone
 
 
-def build_extractor(model: ModelConfig, *, pretrained: bool) -> Backbone:
+def build_extractor(config: RunConfig, *, pretrained: bool) -> Backbone:
     """The backbone of a run that freezes it, in eval mode and without gradients."""
-    return _named_backbone(model, None, pretrained=pretrained).requires_grad_(False).eval()
+    return _named_backbone(config, None, pretrained=pretrained).requires_grad_(False).eval()
 
 
-def _named_backbone(model: ModelConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+def _named_backbone(config: RunConfig, in_features: int | None, *, pretrained: bool) -> Backbone:
+    model = config.model
     return build_backbone(
         model.backbone,
         pretrained=pretrained and model.pretrained,
         weights=(model.weights or None) if pretrained else None,
         in_features=in_features,
+        side=config.data.image_size,
     )
 
 

@@ -79,7 +79,7 @@ class Score:
     top1: float | None
     top5: float | None
     # "none", "embedding", a chain such as "embedding+prior"; "wrong-embedding",
-    # "auto-neutral" and "auto-other" are controls, "oracle-prior" is a ceiling
+    # "auto-neutral", "auto-other" and "lame" are controls, "oracle-prior" is a ceiling
     method: str
     adapted_on: str | None = None  # "held-out", "test", "training" or None
     adapt_n: int | None = None

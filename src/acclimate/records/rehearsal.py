@@ -19,6 +19,7 @@ from acclimate.records.doubt import TARGETS, Answer, Forecast, answer_for
 T = TypeVar("T")
 NETWORK = "network"  # the plain head that a run has trained,
 PAIR = "pair"  # and its mean with the second path at the training domains' centre
+CLASS_VECTORS = "class-vector head"  # from a file, without training
 STARTS = ("none", "embedding")  # of chains: the plain model, or F(·, μ) beside it
 LEAST_ERROR = 0.001  # of a mean gain: a few domains that agree do so by chance
 ENOUGH_DOMAINS_TO_TELL = 3  # a gain from chance

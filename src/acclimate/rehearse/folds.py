@@ -4,8 +4,8 @@ Heads are fitted on training rows of the other domains. A held-out domain is ada
 on rows that no head has seen, not even as the same picture in another domain.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,10 @@ import torch
 from acclimate.core.progress import unwatched
 from acclimate.core.randomness import stream
 from acclimate.data.source import numbered, readable, to_float
-from acclimate.learn.models import Predictor
+from acclimate.learn.models import Head, Predictor
+from acclimate.learn.models.class_vectors import class_vector_head
 from acclimate.learn.site import Features
+from acclimate.records.rehearsal import CLASS_VECTORS
 from acclimate.runs.plan import Plan
 from acclimate.runs.session import Session
 
@@ -40,6 +42,7 @@ class RehearsalData:
     second: bool = True  # whether there is a path by embedding to rehearse
     prior_aware: bool = False
     dropout: float = 0.0
+    given: Mapping[str, Head] = field(default_factory=dict)  # heads that nothing is fitted for
 
     def held_out(self, domain: int) -> np.ndarray:
         """Rows of a domain that adapt to it and score it when it is held out."""
@@ -138,6 +141,10 @@ def rehearsal_data(
     could be read) is not known: the folds need neither."""
     manifest, config = plan.manifest, plan.config
     units, learned_on = manifest.unit_ids, manifest.splits == "train"
+    given: dict[str, Head] = {}
+    if (vectors := config.model.class_vectors) and features is not None:
+        head = class_vector_head(vectors, plan.classes, features.x.shape[1])
+        given[CLASS_VECTORS] = head.to(features.x.device)
     if features is None:
         domains = [manifest.rows(domain=name) for name in plan.train_domains]
         labels = torch.from_numpy(manifest.label_index)
@@ -161,6 +168,7 @@ def rehearsal_data(
         second=all(fitted[own].sum() >= 2 for own in features.domains),
         prior_aware=config.train.prior_aware,
         dropout=config.model.dropout,
+        given=given,
     )
 
 

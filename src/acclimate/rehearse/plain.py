@@ -1,8 +1,8 @@
 """The plain head: whether logistic regression does better on held-out domains than the network.
 
 On features that were there before training, both are fitted without the held-out domains and
-compared on them. The network that a run trained is kept unless a regression is better beyond the
-standard error over domains.
+compared on them, beside a head of class vectors where a file has one. The network that a run
+trained is kept unless another head is better beyond the standard error over domains.
 """
 
 from collections.abc import Mapping, Sequence

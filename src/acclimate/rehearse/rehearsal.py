@@ -118,7 +118,7 @@ def rehearse_run(
     store = folder / json_digest([run_identity(plan), weights])[:16]
     features, read = extract_features(now, predictor)
     data = rehearsal_data(plan, features, read)
-    every, heads = range(len(plan.train_domains)), {NETWORK: predictor.head}
+    every, heads = range(len(plan.train_domains)), {NETWORK: predictor.head, **data.given}
     part, site = features.among(every, data.fitted), None
     if data.second and len(every) > LEAST_DOMAINS:
         now.watch("heads", 0, 1, "all sites")
@@ -333,7 +333,7 @@ def _fit_fold(
         site = fit_site(part, names, config, seed=seed, store=store)
     held_out = {data.names[d]: data.held_out(d) for d in fold.held_out}
     alone = retrained is not None or not data.layers
-    heads = {NETWORK: network} | ({} if alone else fit_regressions(part))
+    heads = {NETWORK: network} | ({} if alone else {**fit_regressions(part), **data.given})
     new = replace(data.unfitted(fold.others), x=features.x)
     models = {name: _models(data, fold, new, part, head, site) for name, head in heads.items()}
     if site is not None:

@@ -350,7 +350,7 @@ def _compare(
     controls = tuple(
         _difference(key, replace(key, method="embedding"), scores)
         for key in keys
-        if key.kind == "control" and scores[key]
+        if key.kind == "control" and key.method != "lame" and scores[key]
     )
     return Comparison(name, rule, columns, _correct(rows), baseline, controls)
 

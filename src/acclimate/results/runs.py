@@ -17,7 +17,7 @@ from acclimate.records.rehearsal import Rehearsal
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder, sweeps_below
 
-CONTROLS = ("wrong-embedding", "auto-neutral", "auto-other")
+CONTROLS = ("wrong-embedding", "auto-neutral", "auto-other", "lame")
 SUFFIXES = {
     "none": ", not adapted",
     "wrong-embedding": ", wrong domain's embedding",
@@ -55,7 +55,10 @@ class Key:
 
     @property
     def kind(self) -> str:
-        """ "method", "control" (meant to fail) or "ceiling" (knows what no method may know)."""
+        """ "method", "control" (meant to fail) or "ceiling" (knows what no method may know).
+
+        "lame" is a control too: it leaves no classifier.
+        """
         if self.method.startswith("oracle-"):
             return "ceiling"
         return "control" if self.method in CONTROLS else "method"

@@ -37,7 +37,7 @@ IN_THIS_THREAD: dict[str, Any] = {"capture_error_mode": "thread_local"}
 SPARE = 2  # times the memory of a step, which a graph must leave room for: it has its own
 
 
-def trained_backbones(objective: Objective) -> list[Backbone]:
+def trained_backbones(objective: nn.Module) -> list[Backbone]:
     """Those that see images, and learn."""
     backbones = (module for module in objective.modules() if isinstance(module, Backbone))
     return [

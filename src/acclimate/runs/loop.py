@@ -6,7 +6,7 @@ weights."""
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,37 +36,48 @@ from acclimate.runs.device import (
     micro_batch_note,
     trained_backbones,
 )
+from acclimate.runs.layers import layer_groups
 
 Validate = Callable[[int], Validated]  # of a step
+KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 TRIED = 3  # steps of the model after which memory that was enough stays enough
 
 
 def make_optimiser(
     module: nn.Module, settings: OptimiserConfig, adversary: Adversary | None = None
 ) -> torch.optim.Optimizer:
-    """One optimiser; an adversary's parameters are its second group, with settings of their own."""
+    """One optimiser. The first group is of what has the full learning rate; the layers of a
+    backbone may follow; an adversary's parameters come last, with settings of their own."""
     theirs = list(adversary.module.parameters()) if adversary else []
+    layers = layer_groups(module, settings) if settings.layer_decay < 1 else []
     known = {id(parameter) for parameter in theirs}
+    known |= {id(parameter) for layer in layers for parameter in layer["params"]}
     own = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
-    groups = [_group(own, settings)]
+    groups = [_group(own, settings), *({**_group((), settings), **layer} for layer in layers)]
     if adversary is not None:
         other = adversary.optimiser
         lr = settings.lr if other.lr is None else other.lr
         # Schedule, warm-up and kind are the run's.
         against = replace(settings, lr=lr, weight_decay=other.weight_decay, beta1=other.beta1)
-        groups.append(_group(theirs, against))
+        groups.append({**_group(theirs, against), "adversary": True})
     # One kernel for all weights. On a CPU the plain one stays: its sums round otherwise.
     fused = all(parameter.is_cuda for parameter in own)
-    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.SGD
-    return kind(groups, fused=True) if fused else kind(groups)
+    made: torch.optim.Optimizer = KINDS[settings.name](groups, **({"fused": True} if fused else {}))
+    return made
 
 
-def _group(parameters: list[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
+def _group(parameters: Sequence[nn.Parameter], settings: OptimiserConfig) -> dict[str, Any]:
     """Parameters of an optimiser with their `settings`, of which the schedule is made."""
-    group = {"params": parameters, "lr": settings.lr, "weight_decay": settings.weight_decay}
-    if settings.name == "adam":
-        return group | {"betas": (settings.beta1, 0.999), "settings": settings}
-    return group | {"momentum": settings.momentum, "settings": settings}
+    return {
+        "params": parameters,
+        "lr": settings.lr,
+        "weight_decay": settings.weight_decay,
+        **({"momentum": settings.momentum} if settings.name == "sgd" else {}),
+        **({} if settings.name == "sgd" else {"betas": (settings.beta1, 0.999)}),
+        "settings": settings,
+        "lr_scale": 1.0,
+        "adversary": False,
+    }
 
 
 def learning_rate(settings: OptimiserConfig, step: int, steps: int) -> float:
@@ -282,11 +293,12 @@ class Loop:
         """One step of the model, or of its adversary."""
         groups, adversary = self._optimiser.param_groups, self.objective.adversary
         for group in groups:
-            group["lr"] = learning_rate(group["settings"], step, self.phase.steps)
+            rate = learning_rate(group["settings"], step, self.phase.steps)
+            group["lr"] = rate * group["lr_scale"]
         gradients = self._divided_gradients if may_divide else self._gradients
         losses = gradients(batch, step)
         turn = adversary is not None and adversary.moves(step)
-        for parameter in (p for i, g in enumerate(groups) if i != turn for p in g["params"]):
+        for parameter in (p for g in groups if g["adversary"] != turn for p in g["params"]):
             parameter.grad = None  # optimisers leave parameters without a gradient alone
         if self.phase.optimiser.clip:
             nn.utils.clip_grad_norm_(self.objective.parameters(), self.phase.optimiser.clip)

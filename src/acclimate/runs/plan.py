@@ -22,6 +22,7 @@ from acclimate.learn.algorithms import Algorithm, ChosenAlgorithm, choose
 from acclimate.learn.embeddings import Embedding, embedding_settings, find_embedding
 from acclimate.learn.models import Predictor, default_backbone
 from acclimate.learn.models.backbones import SMALL
+from acclimate.learn.models.class_vectors import read_class_vectors
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
 
 WITHOUT_WEIGHTS = frozenset({"small-cnn", "mlp"})
@@ -147,8 +148,21 @@ def make_plan(
     plan, freezing = _resolve(plan, side, device)
     plan, rehearsing = _resolve_rehearsal(plan, device)
     _check_training(plan.config, algorithm)
+    _check_class_vectors(plan)
     lines = (left_out, _shared_line(plan), freezing, rehearsing, _late_line(plan))
     return replace(plan, decided=tuple(line for line in lines if line))
+
+
+def _check_class_vectors(plan: Plan) -> None:
+    adapt, path = plan.config.adapt, plan.config.model.class_vectors
+    if path and not (plan.on_features and adapt.rehearse and adapt.depth == "heads"):
+        raise ConfigError(
+            "model.class_vectors is a head that rehearsal compares on features of a backbone that "
+            "stays as it is; add --set adapt.rehearse=true --set model.freeze=backbone, or leave "
+            "it out"
+        )
+    if path:
+        read_class_vectors(path, plan.classes)
 
 
 def check_components(config: RunConfig) -> ChosenAlgorithm:

@@ -15,6 +15,7 @@ from torch import Tensor
 from acclimate.adapt.choice import adapt_by, chain_for
 from acclimate.adapt.methods import Chain, find_chain, nothing_to_embed
 from acclimate.adapt.methods.chain import adapt_model, embed
+from acclimate.adapt.methods.lame import LAME, SmoothedHead
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, ManifestError
 from acclimate.core.randomness import stream
@@ -59,6 +60,7 @@ class Candidate:
     adapted_on: str | None = None
     adapt_n: int | None = None
     chain: str = "none"  # that `auto` has used
+    by_batch: bool = False  # its predictions depend on the batch, which is drawn at random
 
 
 def validate(subject: Subject, step: int) -> Validated:
@@ -159,10 +161,21 @@ def _candidates(subject: Subject, domain: str, methods: Sequence[str]) -> Iterat
         yield _with_true_prior(subject, domain)
     for method in methods:
         assert images is not None
+        if method == LAME:
+            yield _smoothed(_as_trained(subject, domain, images))
+            continue
         own = _by_method(subject, domain, method, images)
         yield own
         if method == "auto":
             yield from _auto_controls(subject, domain, own)
+
+
+def _smoothed(one: Candidate) -> Candidate:
+    """A control: `one` with predictions that the batch changes."""
+    if one.predictor is not None:
+        head = SmoothedHead(one.predictor.head).eval()
+        one = replace(one, predictor=Predictor(one.predictor.backbone, head))
+    return replace(one, method=LAME, by_batch=True)
 
 
 def _auto_controls(subject: Subject, domain: str, auto: Candidate) -> Iterator[Candidate]:
@@ -431,10 +444,15 @@ def _unseen_scores(
 ) -> Iterator[RowScore]:
     """Every candidate on the scored rows of an unseen domain, in one pass."""
     rows = split_domain(subject.plan, domain)[1]
-    able = [one.predictor for one in candidates if one.predictor is not None]
+    able = [one.predictor for one in candidates if one.predictor and not one.by_batch]
     facts = iter(predict_rows(subject, able, rows, memory))
     for one in candidates:
-        own = np.zeros((len(rows), 6)) if one.predictor is None else next(facts)
+        own = np.zeros((len(rows), 6))
+        if one.predictor is not None and one.by_batch:
+            order = stream(subject.plan.config.seed, one.method, domain).permutation(len(rows))
+            own[order] = predict_rows(subject, [one.predictor], rows[order], memory)[0]
+        elif one.predictor is not None:
+            own = next(facts)
         yield _score(subject, domain, _scored_split(subject.plan, domain), one, rows, own)
 
 

@@ -143,7 +143,7 @@ def _build(
     predictor, embedding, extractor = None, None, None
     if plan.frozen:
         with own_weights(0):
-            extractor = build_extractor(config.model, pretrained=True)
+            extractor = build_extractor(config, pretrained=True)
         width = extractor.features
     networks = Networks(
         config=config,

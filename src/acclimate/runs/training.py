@@ -38,6 +38,7 @@ from acclimate.learn.embeddings.state import (
 )
 from acclimate.learn.model import Model, Trained, on_features_of
 from acclimate.learn.models import Backbone, Head, Predictor
+from acclimate.learn.models.class_vectors import class_vector_head
 from acclimate.learn.site import Site
 from acclimate.records.folder import (
     CONSISTENCY,
@@ -110,6 +111,8 @@ def train(
                 predictor = on_features_of(now.extractor, learned, now.size)
             for chain in scored_chains(config.adapt, config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
+            if vectors := config.model.class_vectors:  # now, and not after hours
+                class_vector_head(vectors, plan.classes, predictor.backbone.features)
             # Step A, and the training domains' μ, unless Step B learns Φ.
             first, joint = (phi, None) if plan.algorithm.over_mu else (None, phi)
             table = None if first is None else learn_embedding(now, first, shared)

@@ -262,6 +262,7 @@ def _check_backbone(plan: Plan) -> None:
         pretrained=model.pretrained,
         weights=model.weights or None,
         in_features=plan.in_features,
+        side=plan.config.data.image_size,
     )
     for chain in scored_chains(plan.config.adapt, plan.config.algorithm):
         chain.require(backbone, frozen=plan.frozen)

@@ -8,8 +8,11 @@ from acclimate.adapt.methods.base import Context, Method
 from acclimate.adapt.methods.bn import BatchNorm
 from acclimate.adapt.methods.chain import Chain
 from acclimate.adapt.methods.labels import Labels
+from acclimate.adapt.methods.lame import Lame
 from acclimate.adapt.methods.prior import Prior
+from acclimate.adapt.methods.sar import SAR
 from acclimate.adapt.methods.shift import Shift
+from acclimate.adapt.methods.shot import Shot
 from acclimate.adapt.methods.t3a import T3A
 from acclimate.adapt.methods.tent import Tent
 from acclimate.config import AdaptConfig, AlgorithmName, component_settings, merged, nested
@@ -44,6 +47,9 @@ METHODS: dict[str, Row] = {
     "bn": Row(BatchNorm, "batch-norm statistics of the new domain"),
     "t3a": Row(T3A, "class templates from the surest images (T3A)"),
     "tent": Row(Tent, "scales of normalisation layers by least entropy (Tent; uses gradients)"),
+    "sar": Row(SAR, "Tent on sure images, towards flat minima (SAR; uses gradients)"),
+    "shot": Row(Shot, "the last layer by information maximisation (SHOT-IM; uses gradients)"),
+    "lame": Row(Lame, "like images of a batch predicted alike: a control, to score with (LAME)"),
     "none": Row(None, "the model as it is; an adaptive one at the training domains' centre"),
 }
 
@@ -64,10 +70,11 @@ def find_chain(
         require_known(name, METHODS, f"there is no adaptation method '{name}'")
         if names.count(name) > 1:
             raise ConfigError(f"method '{text}' has '{name}' twice; name each method once")
-    if "none" in names and len(names) > 1:
-        rest = "+".join(name for name in names if name != "none")
-        raise ConfigError(f"method '{text}': 'none' stands alone; write '{rest}'")
     kinds = {name: METHODS[name].method for name in names}
+    controls = [name for name, kind in kinds.items() if kind and kind.control]
+    for alone in [name for name in names if name in ("none", *controls)]:
+        if rest := "+".join(name for name in names if name != alone):
+            raise ConfigError(f"method '{text}': '{alone}' stands alone; write '{rest}'")
     blind = [name for name, kind in kinds.items() if kind and not kind.probabilities]
     heads = {name: kind for name, kind in kinds.items() if kind and kind.changes != "backbone"}
     shifts = [name for name, kind in heads.items() if kind.probabilities]

@@ -48,6 +48,7 @@ class Method(ABC):
     gradient_free: ClassVar[bool] = True
     probabilities: ClassVar[bool] = True  # whether its logits are still those of probabilities
     assumes_label_shift: ClassVar[bool] = False  # a rehearsed model's guard checks that
+    control: ClassVar[bool] = False  # it changes scores alone: `observe` refuses
     needs: ClassVar[str] = ""  # a field of `Context` that it cannot do without
 
     def __init__(self, config: Any = None) -> None:

@@ -37,7 +37,7 @@ def without_norms(method: str, works_on: str, network: nn.Module) -> ConfigError
     layers = norm_layers(network).values()
     names = [name for name, kind in _KINDS.items() if any(isinstance(p, kind) for p in layers)]
     has = f"only {' and '.join(names)}" if names else "no normalisation layer"
-    use = "prior, t3a or tent" if names and method != "tent" else "prior or t3a"
+    use = "prior, t3a or tent" if names and method == "bn" else "prior or t3a"
     return ConfigError(
         f"method '{method}' works on {works_on}, and this model has {has}; use {use}"
     )

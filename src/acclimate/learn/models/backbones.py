@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from acclimate.core.errors import ConfigError, unknown
+from acclimate.learn.models.catalogue import LISTINGS
 from acclimate.learn.models.weights import (
     FROM_ELSEWHERE,
     fit_weights,
@@ -227,11 +228,13 @@ def build_backbone(
     pretrained: bool = True,
     weights: str | Path | None = None,
     in_features: int | None = None,
+    side: int = 0,
 ) -> Backbone:
     """The backbone `name`, one of ours or of timm's.
 
     `weights`, a file, goes before `pretrained`, which does not apply where there are no
     pretrained weights (small-cnn, mlp). `in_features` is the feature mode's width: for mlp only.
+    `side` is that of the images, in pixels; 0: the weights' own.
     """
     row = _TABLE.get(name)
     source = _timm_source(name) if row is None else None
@@ -254,7 +257,34 @@ def build_backbone(
         if name == "efficientnet-lite0" and "_conv_stem.weight" in tensors:
             tensors = rename_by_order(backbone.body, tensors, where)
         fit_weights(backbone.body, tensors, where)
+    if side and row is None:
+        _set_side(name, backbone, side)
     return backbone
+
+
+def _set_side(name: str, backbone: Backbone, side: int) -> None:
+    """Make a network of timm take images of `side` pixels, or refuse.
+
+    Position embeddings belong to the weights' own side, and timm resamples them. After that they
+    have the new size, so that nothing is resampled while the network runs.
+    """
+    body: Any = backbone.body
+    if side == backbone.size or not body.pretrained_cfg["fixed_input_size"]:
+        return
+    if not hasattr(body, "set_input_size"):
+        raise ConfigError(
+            f"backbone '{name}' takes images of {backbone.size} pixels a side, not of {side}; "
+            f"leave data.image_size out, or use another backbone"
+        )
+    patch = body.patch_embed.patch_size[0]
+    if side % patch:
+        near = max(round(side / patch), 1) * patch
+        raise ConfigError(
+            f"backbone '{name}' cuts images into patches of {patch} pixels, and {side} is no "
+            f"multiple of that; use --set data.image_size={near}"
+        )
+    body.set_input_size(img_size=(side, side))
+    backbone.size = side
 
 
 def default_backbone(side: int | None) -> str:
@@ -264,12 +294,9 @@ def default_backbone(side: int | None) -> str:
     return "small-cnn" if side <= SMALL else "efficientnet-lite0"
 
 
-def list_backbones() -> list[dict[str, str]]:
-    """Our own backbones; every name timm knows is accepted as well."""
-    return [
-        {"name": name, "pretrained": row.pretrained, "note": row.note}
-        for name, row in _TABLE.items()
-    ]
+def list_backbones() -> list[dict[str, Any]]:
+    """Our own backbones, and those of timm that we recommend; each of timm's names is accepted."""
+    return [{"name": name, **row._asdict()} for name, row in LISTINGS.items()]
 
 
 def freeze_batch_norm(module: nn.Module, *, affine: bool = True) -> None:
@@ -467,19 +494,13 @@ def _width(body: Any) -> int:
 @dataclass(frozen=True)
 class _Row:
     build: Callable[..., Backbone]
-    weights: Callable[[], Path] | None  # the file of its pretrained weights
-    pretrained: str
-    note: str
+    weights: Callable[[], Path] | None = None  # the file of its pretrained weights
     vectors: bool = False
 
 
-_TABLE = {
-    "small-cnn": _Row(_small_cnn, None, "none", "images of 8 to 64 pixels; trains on a CPU"),
-    "mlp": _Row(_mlp, None, "none", "feature vectors instead of images", vectors=True),
-    "efficientnet-lite0": _Row(
-        _efficientnet_lite0, _lite0_file, "acclimate[lite]", "images of 65 pixels and more"
-    ),
-    "resnet50-v1": _Row(
-        _resnet50_v1, _no_resnet50_v1, "--weights FILE", "the original ResNet-50 of Keras"
-    ),
+_TABLE = {  # `catalogue` says what each is
+    "small-cnn": _Row(_small_cnn),
+    "mlp": _Row(_mlp, vectors=True),
+    "efficientnet-lite0": _Row(_efficientnet_lite0, _lite0_file),
+    "resnet50-v1": _Row(_resnet50_v1, _no_resnet50_v1),
 }
