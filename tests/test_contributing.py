@@ -28,6 +28,8 @@ from acclimate.records.metrics import METRICS, Metric
 from acclimate.rehearse.training import train
 from acclimate.report.figures import FIGURES, write_figures
 from acclimate.report.page import page_of
+from acclimate.report.sentences import headline
+from acclimate.report.tables import metrics_grid
 from acclimate.results import protocol, selection
 from acclimate.results.load import load_report
 from acclimate.results.protocol import Job
@@ -152,6 +154,9 @@ def test_a_metric(add: Any, tiny: Tiny, features: Manifest, tmp_path: Path) -> N
     train(tiny("erm"), features, tmp_path / "run")
     scores = RunFolder(tmp_path / "run").records().scores
     assert scores and all(1 / 3 < (s.metrics["confidence"] or 0) <= 1 for s in scores)
+    report = load_report(tmp_path, metric="confidence")
+    assert report.metric == "confidence" and "% confidence" in headline(report)
+    assert "confidence, %" in metrics_grid(report.overall).header
 
 
 def test_a_builder(add: Any, tmp_path: Path) -> None:

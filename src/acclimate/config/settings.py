@@ -213,6 +213,9 @@ class TrainConfig:
     keep: Literal["best", "last"] = setting(
         "best", "weights to save: best on validation domains (or validation splits), or last"
     )
+    metric: str = setting(
+        "top-1", "what steps, draws and tables go by: see `acclimate list metrics`"
+    )
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 where the device does it natively, fp32 elsewhere"
     )
