@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from acclimate.config import metric_of
 from acclimate.core.errors import UnknownName
-from acclimate.records.metrics import METRICS, find_metric, measured, metric_of, metric_values
+from acclimate.records.metrics import METRICS, find_metric, measured, metric_values
 from acclimate.records.predictions import Predictions
 from fixtures.errors import refused
 

@@ -10,9 +10,8 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.options import Device, Json, MethodSettings, Run, names
 from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
-from acclimate.config import AlgorithmName, flat, parse_assignments
+from acclimate.config import AlgorithmName, flat, metric_of, parse_assignments
 from acclimate.core.errors import ConfigError
-from acclimate.records.metrics import METRICS, TOP_1, find_metric, metric_of
 
 if TYPE_CHECKING:
     from acclimate.records.folder import RunFolder
@@ -55,6 +54,8 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Score a run per domain: top-1, top-5, any metric, worst domain, and the controls."""
+    from acclimate.records.metrics import find_metric
+
     if metric:
         find_metric(metric)
     if data is None and (method or settings):
@@ -133,6 +134,7 @@ def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
 
 def show_scores(scores: Sequence["Score"], metric: str) -> None:
     """A table of the scores, and one of their means over domains, by accuracy and the metric."""
+    from acclimate.records.metrics import METRICS
     from acclimate.records.records import shared_notes
 
     shown = list(dict.fromkeys(("top-1", "top-5", metric)))
@@ -176,6 +178,8 @@ def as_json(scores: Sequence["Score"], metric: str) -> dict[str, Any]:
 
 def _means(scores: Sequence["Score"], metric: str) -> list[dict[str, Any]]:
     """A line for each way to score: means over domains never mix two splits."""
+    from acclimate.records.metrics import METRICS
+
     groups: dict[tuple[str, str, str], list[float]] = {}
     worst = min if METRICS[metric].sign > 0 else max
     for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):
@@ -196,4 +200,4 @@ def _means(scores: Sequence["Score"], metric: str) -> list[dict[str, Any]]:
 
 
 def _key(metric: str) -> str:
-    return "top1" if metric == TOP_1 else metric
+    return "top1" if metric == "top-1" else metric

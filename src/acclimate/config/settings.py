@@ -296,6 +296,11 @@ class RunConfig:
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
 
 
+def metric_of(config: Mapping[str, Any]) -> str:
+    """The metric that a run's stored settings name; the default in those from before it."""
+    return str(config.get("train", {}).get("metric", TrainConfig().metric))
+
+
 @dataclass(frozen=True)
 class Preset:
     """A table of `presets.toml`, which says what each part is."""

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from acclimate.config import metric_of
 from acclimate.core.errors import RunError, require_known
 from acclimate.records.folder import RUN
-from acclimate.records.metrics import TOP_1, find_metric, metric_of
+from acclimate.records.metrics import TOP_1, find_metric
 from acclimate.results.comparison import (
     Expected,
     Observation,

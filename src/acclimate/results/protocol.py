@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.config import AlgorithmName
+from acclimate.config import AlgorithmName, metric_of
 from acclimate.core.files import FORMAT
-from acclimate.records.metrics import metric_of
 
 RULES = {
     "training-domains": "validation splits of the training domains",

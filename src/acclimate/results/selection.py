@@ -15,8 +15,9 @@ from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
+from acclimate.config import metric_of
 from acclimate.core.errors import require_known
-from acclimate.records.metrics import METRICS, TOP_1, metric_of
+from acclimate.records.metrics import METRICS, TOP_1
 from acclimate.records.records import Records, Score
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
 from acclimate.results.sweep_folder import SweepFolder

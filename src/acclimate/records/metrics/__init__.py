@@ -1,7 +1,7 @@
 """THE table of metrics: functions from `Predictions` to numbers."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from acclimate.core.errors import require_known
@@ -9,7 +9,7 @@ from acclimate.core.text import decimal, percent, signed
 from acclimate.records.metrics import classification as of
 from acclimate.records.predictions import Predictions
 
-__all__ = ["METRICS", "TOP_1", "Metric", "find_metric", "measured", "metric_of", "metric_values"]
+__all__ = ["METRICS", "TOP_1", "Metric", "find_metric", "measured", "metric_values"]
 TOP_1 = "top-1"  # what a table shows and a rule goes by unless another metric is asked for
 
 
@@ -62,11 +62,6 @@ METRICS: dict[str, Metric] = {
     "confusion": Metric(of.confusion, "rows by label and prediction", False),
     "worst-domain": Metric(of.worst_domain, "top-1 of the domain where it is lowest", False),
 }
-
-
-def metric_of(config: Mapping[str, Any]) -> str:
-    """The name in a run's settings; in those from before there was a choice, top-1."""
-    return str(config.get("train", {}).get("metric", TOP_1))
 
 
 def find_metric(name: str) -> Metric:
