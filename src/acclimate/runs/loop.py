@@ -177,9 +177,9 @@ class Phase:
     checkpoint_every: int
     evaluate_every: int = 0
     keep: Literal["best", "last"] = "last"
-    metric: str = TOP_1  # that says which validation is best
     average: AverageConfig = field(default_factory=AverageConfig)
     seeded_as: str = ""  # the phase whose random numbers it draws; its own unless it repeats one
+    metric: str = TOP_1  # which says what validation is best
 
 
 @dataclass

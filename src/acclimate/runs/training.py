@@ -256,9 +256,9 @@ def train_predictor(
         settings.checkpoint_every,
         settings.evaluate_every,
         settings.keep,
-        settings.metric,
         settings.average,
         seeded_as=MAIN,  # Step A that repeats the run `erm` draws what that one draws
+        metric=settings.metric,
     )
     return session.loop(
         objective,
