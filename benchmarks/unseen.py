@@ -208,8 +208,8 @@ def observations(result: Row) -> list[Observation]:
             data=result["digest"],
             trial=result["seed"],
             domain=row["domain"],
-            top1=row["top1"],
-            top5=row["top5"],
+            value=row["top1"],
+            others={"top-5": row["top5"]},
             images=row["scored"],
         )
         for row in result["rows"]

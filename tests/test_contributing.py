@@ -28,6 +28,8 @@ from acclimate.records.metrics import METRICS, Metric
 from acclimate.rehearse.training import train
 from acclimate.report.figures import FIGURES, write_figures
 from acclimate.report.page import page_of
+from acclimate.report.sentences import headline
+from acclimate.report.tables import metrics_grid
 from acclimate.results import protocol, selection
 from acclimate.results.load import load_report
 from acclimate.results.protocol import Job
@@ -149,9 +151,12 @@ def test_a_method(add: Any, features: Manifest) -> None:
 
 def test_a_metric(add: Any, tiny: Tiny, features: Manifest, tmp_path: Path) -> None:
     add("metric", METRICS, Metric=Metric)
-    train(tiny("erm"), features, tmp_path / "run")
+    train(tiny("erm", test_domains=["site-4"]), features, tmp_path / "run")
     scores = RunFolder(tmp_path / "run").records().scores
     assert scores and all(1 / 3 < (s.metrics["confidence"] or 0) <= 1 for s in scores)
+    report = load_report(tmp_path, metric="confidence")
+    assert report.metric == "confidence" and "% confidence" in headline(report)
+    assert "confidence, %" in metrics_grid(report.overall).header
 
 
 def test_a_builder(add: Any, tmp_path: Path) -> None:

@@ -122,6 +122,28 @@ def test_evaluate(cli: Any, run: Path, tree: Path) -> None:
     assert "oracle-prior" not in out
 
 
+def test_evaluate_shows_a_metric(cli: Any, run: Path) -> None:
+    """Beside the accuracies, with its mean and its worst domain, which has the largest loss."""
+    code, out, _ = cli("evaluate", run, "--metric", "nll", "--json")
+    found = json.loads(out)
+    assert code == 0
+    for line in found["summary"]:
+        losses = [
+            score["metrics"]["nll"]
+            for score in found["scores"]
+            if all(score[key] == line[key] for key in ("role", "split", "method"))
+        ]
+        assert line["nll"] == pytest.approx(np.mean(losses)) and line["worst"] == max(losses)
+    _, shown, _ = cli("evaluate", run, "--metric", "nll")
+    headers = [" ".join(block.splitlines()[0].split()) for block in shown.split("\n\n")[:2]]
+    assert headers == [
+        "domain role adapted by images top-1 top-5 nll",
+        "mean over domains role split domains nll worst domain",
+    ]
+    code, _, error = cli("evaluate", run, "--metric", "nlll")
+    assert code == 1 and "nlll" in error and "nll" in error
+
+
 def test_evaluate_with_the_run_s_own_settings_gives_the_run_s_own_scores(
     cli: Any, run: Path, tree: Path
 ) -> None:

@@ -15,10 +15,14 @@ import typer
 
 from acclimate.cli import sweep as sweep_command
 from acclimate.config import RunConfig, from_dict, nested
+from acclimate.core.errors import ConfigError
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder
+from acclimate.sweep import jobs
+from acclimate.sweep.definition import gather
 from acclimate.sweep.driver import Event, Queue, Tally
+from fixtures.errors import refused
 from fixtures.settings import TINY, as_flags
 from fixtures.sweeps import embedding_job, job, sweep_of
 
@@ -82,6 +86,32 @@ def test_a_sweep_from_plan_to_table(data: Path, tmp_path: Path) -> None:
 
     other = run(small(data, out, "--rule", "oracle"))
     assert_error(other, out, "'training-domains'", "'oracle'", "--out")
+
+
+def test_the_metric_is_a_setting_of_every_run(
+    cli: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Sweep] = []
+    real = jobs.define
+
+    def define(*args: Any, **options: Any) -> Sweep:
+        made.append(real(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(jobs, "define", define)
+    flags = ["--algorithms", "erm", "--metric", "nll", *as_flags(TINY), "--dry-run"]
+    assert cli("sweep", data, *flags, "--out", tmp_path / "s")[0] == 0
+    (sweep,) = made
+    assert sweep.metric == "nll"
+    assert {job.config["train"]["metric"] for job in sweep.jobs} == {"nll"}
+    assert {job.config["train"]["steps"] for job in sweep.jobs} == {TINY["train.steps"]}
+
+
+def test_runs_of_a_sweep_have_one_metric(data: Path) -> None:
+    """Draws and lines could not be compared by several."""
+    for table in ("per_algorithm", "variants"):
+        with refused(ConfigError, f"{table}.erm.train.metric"):
+            gather(None, {"data": (str(data),), table: {"erm": {"train.metric": "nll"}}})
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

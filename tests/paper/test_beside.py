@@ -8,9 +8,9 @@ from acclimate.results.runs import Key
 
 
 def score(
-    key: Key, domain: str, top1: float, top5: float | None = None, trial: int = 0
+    key: Key, domain: str, value: float, top5: float | None = None, trial: int = 0
 ) -> Observation:
-    return Observation("ours", key, "", trial, domain, top1, top5)
+    return Observation("ours", key, "", trial, domain, value, {"top-5": top5})
 
 
 def at(pairs: list[Pair], row: str, column: str, block: str = "") -> Pair:

@@ -402,7 +402,7 @@ PRINTED = (("lt-imagenet", "100 250 500"), ("geo-yfcc", "50 100 250 500 1000 200
 def test_numbers_of_points_stand_in_their_order() -> None:
     """The appendix has other numbers of points for each data set, and we have some of our own."""
     key = Key("da-erm", "embedding", "5")
-    ours = [Observation("lt-imagenet", key, "", 0, "x", 0.25, 0.5)]
+    ours = [Observation("lt-imagenet", key, "", 0, "x", 0.25, {"top-5": 0.5})]
     sets = [Measured("lt-imagenet", "val", ours), Measured("geo-yfcc", "val", [])]
     grids = beside_grids(beside("points", sets))
     assert {grid.header for grid in grids.values()} == {("Row", "top-1", "top-5")}

@@ -46,12 +46,14 @@ def test_scores_of_a_role(
         ],
     )
     found = observations(find_runs(tmp_path), role)
-    assert [(one.domain, one.key.method, one.top1) for one in found] == expected
+    assert [(one.domain, one.key.method, one.value) for one in found] == expected
     assert {(one.dataset, one.key.algorithm, one.trial, one.images) for one in found} == {
         ("toy", "erm", 3, 100)
     }
     assert {one.data for one in found} == {"d1"}
-    assert [one.top5 for one in found if one.key.method == "prior"] == [0.8] * (role == "test")
+    assert [one.others["top-5"] for one in found if one.key.method == "prior"] == [0.8] * (
+        role == "test"
+    )
 
 
 ERM, CORAL = Key("erm", "none"), Key("coral", "none")
@@ -59,19 +61,21 @@ ERM, CORAL = Key("erm", "none"), Key("coral", "none")
 
 def test_runs_that_are_the_same_are_averaged() -> None:
     """Each of their numbers over those that have it; the rest is as in the first."""
-    one = Observation("toy", ERM, "d", 2, "a", top1=0.5, top5=0.7, images=40)
-    alike = [one, replace(one, top1=0.6, top5=0.9), replace(one, top1=0.1, top5=None)]
-    other, trial = replace(one, key=CORAL, top5=None), ("d", 2)
+    one = Observation("toy", ERM, "d", 2, "a", 0.5, {"top-5": 0.7, "nll": 1.0}, images=40)
+    alike = [one, replace(one, value=0.6, others={"top-5": 0.9, "auroc": 0.4})]
+    alike.append(replace(one, value=0.1, others={"top-5": None}))
+    other, trial = replace(one, key=CORAL, others={"top-5": None}), ("d", 2)
+    others = {"top-5": pytest.approx(0.8), "nll": 1.0, "auroc": 0.4}
     found = by_method([*alike, other, replace(other, domain="b")])
     assert found == {
-        ERM: {(trial, "a"): replace(one, top1=pytest.approx(0.4), top5=pytest.approx(0.8))},
+        ERM: {(trial, "a"): replace(one, value=pytest.approx(0.4), others=others)},
         CORAL: {(trial, "a"): other, (trial, "b"): replace(other, domain="b")},
     }
 
 
 def test_several_data_sets_as_one() -> None:
     """A trial covers all of them, whatever data they drew, and their domains are told apart."""
-    rows = [Observation(data, ERM, f"digest {data}", 3, "a", top1=0.5) for data in ("x", "y")]
+    rows = [Observation(data, ERM, f"digest {data}", 3, "a", 0.5) for data in ("x", "y")]
     assert pooled(rows) == [
         replace(rows[0], data="", domain="x: a"),
         replace(rows[1], data="", domain="y: a"),
@@ -82,8 +86,8 @@ def test_a_trial_over_all_data_sets_has_the_domains_of_each() -> None:
     """Also of a domain, as c of x, that only another method is planned for."""
     planned = [("x", ERM, "a"), ("x", CORAL, "c"), ("y", ERM, "a"), ("y", Key("erm", "prior"), "a")]
     expected = [Expected(name, key, "", 0, domain) for name, key, domain in planned]
-    one = Observation("x", ERM, "", 0, "a", top1=0.5)
-    whole = [one, replace(one, domain="c", top1=0.7), replace(one, dataset="y", top1=0.8)]
+    one = Observation("x", ERM, "", 0, "a", 0.5)
+    whole = [one, replace(one, domain="c", value=0.7), replace(one, dataset="y", value=0.8)]
     for found, mean in ((whole, 0.7), ([whole[0], whole[2]], None)):
         every = compare(found, expected)[-1]
         assert every.columns == ("x", "y")
@@ -93,8 +97,8 @@ def test_a_trial_over_all_data_sets_has_the_domains_of_each() -> None:
 
 
 def test_data_sets_count_equally_however_many_domains_they_have() -> None:
-    one = Observation("x", ERM, "", 0, "a", top1=0.2)
-    cells = [one, replace(one, domain="b", top1=0.4), replace(one, dataset="y", top1=0.9)]
+    one = Observation("x", ERM, "", 0, "a", 0.2)
+    cells = [one, replace(one, domain="b", value=0.4), replace(one, dataset="y", value=0.9)]
     assert mean_over(cells) == pytest.approx((0.3 + 0.9) / 2)
     expected = [Expected("x", ERM, "", 0, name) for name in "ab"]
     scores = by_method([*cells[:2], replace(one, trial=1)])[ERM]

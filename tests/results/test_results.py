@@ -620,7 +620,7 @@ def test_csv_and_json_hold_everything(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(export.to_csv(report))))
     assert list(rows[0]) == [
         "rule", "dataset", "algorithm", "method", "variant", "column", "mean", "se", "n",
-        "published",
+        "published", "metric",
     ]  # fmt: skip
     assert len(rows) == 3 * 3  # methods, columns with the average
     values = {(r["rule"], r["algorithm"], r["method"], r["column"]): r for r in rows}

@@ -557,6 +557,40 @@ def test_each_method_is_chosen_by_its_own_scores() -> None:
     }
 
 
+def test_another_metric_chooses_other_draws() -> None:
+    """The smallest loss wins, and the smaller draw where two are equal."""
+    values = {"training": (0.9, 0.4, 0.4), "validation": (0.5, 0.6, 0.4)}
+    runs = [
+        replace(
+            run(draw, "a", a=draw / 10, **{name: own[draw] for name, own in values.items()}),
+            metric=metric,
+        )
+        for metric in ("top-1", "nll")
+        for draw in range(3)
+    ]
+    rules = ("training-domains", "validation-domains", "oracle")
+    by_top_1, by_nll = (
+        [select(own, rule)[0].draw for rule in rules] for own in (runs[:3], runs[3:])
+    )
+    assert (by_top_1, by_nll) == ([0, 1, 2], [1, 2, 0])
+
+
+def test_a_run_is_read_by_the_metric_that_its_sweep_names() -> None:
+    """Or by the one that is asked for."""
+    values = {"nll": 0.6, "macro-f1": 0.3}
+    records = [
+        replace(one, metrics=values, loss=values["nll"]) if isinstance(one, Score) else one
+        for one in recorded()
+    ]
+    job = replace(JOB, config={"train": {"metric": "nll"}})
+    (own,) = candidates_of(job, Records(tuple(records)))
+    assert (own.training, own.unseen, own.metric) == (pytest.approx(0.6), {"t": 0.6}, "nll")
+    (asked,) = candidates_of(job, Records(tuple(records)), "macro-f1")
+    assert (asked.training, asked.unseen) == (pytest.approx(0.3), {"t": 0.3})
+    (older,) = candidates_of(job, Records(tuple(recorded())), "macro-f1")
+    assert (older.training, older.unseen) == (None, {"t": None})
+
+
 def test_a_method_that_no_run_was_scored_by_is_missing_by_name() -> None:
     jobs = [replace(JOB, config={"adapt": {"methods": ["prior"]}})]
     found = select([], "oracle", expected=jobs)

@@ -1,13 +1,19 @@
 """How sure a number is: by hand, with points of Student's t from a printed table."""
 
 import math
+from itertools import product
 
+import numpy as np
 import pytest
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from acclimate.results.statistics import (
     CONFIDENCE,
+    ENOUGH_DOMAINS,
     ENOUGH_SEEDS,
     Estimate,
+    bootstrap,
     difference_p,
     holm,
     in_words,
@@ -111,3 +117,31 @@ def test_holm_by_hand() -> None:
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.8, 0.9, 0.01]) == [1.0, 1.0, pytest.approx(0.03)]
     assert holm([]) == []
+
+
+def test_the_bootstrap_is_that_of_every_resample() -> None:
+    """Of five domains there are 5^5 resamples, all equally likely; the interval has the expanded
+    percentiles of their means, up to the noise of those that were drawn."""
+    gains = [0.05, -0.01, 0.02, 0.08, 0.03]
+    means = np.array([np.mean(one) for one in product(gains, repeat=5)])
+    tail = norm.cdf(-math.sqrt(5 / 4) * student.ppf(0.975, 4))
+    expected = np.quantile(means, [tail, 1 - tail])
+    found = bootstrap([gains])
+    assert found == bootstrap([gains]) == pytest.approx(tuple(expected), abs=2e-3)
+    plain = np.quantile(means, [0.025, 0.975])
+    assert found[0] < plain[0] < np.mean(gains) < plain[1] < found[1]
+
+
+def test_the_bootstrap_resamples_domains_within_data_sets_that_count_equally() -> None:
+    """Gains that are equal within each data set leave no doubt, however many domains each has."""
+    assert bootstrap([[0.1] * 5]) == pytest.approx((0.1, 0.1))
+    assert bootstrap([[0.1] * 3, [0.3] * 20]) == pytest.approx((0.2, 0.2))
+    assert bootstrap([[0.1] * (ENOUGH_DOMAINS - 1)]) is None
+    assert bootstrap([[0.1] * 3, [0.2] * 2]) is None and bootstrap([]) is None
+
+
+def test_the_bootstrap_of_many_domains_is_nearly_students() -> None:
+    gains = np.random.default_rng(0).normal(0.02, 0.05, 200)
+    reach = student.ppf(0.975, 199) * gains.std(ddof=1) / math.sqrt(200)
+    found = bootstrap([gains.tolist()])
+    assert found == pytest.approx((gains.mean() - reach, gains.mean() + reach), abs=6e-4)

@@ -127,16 +127,18 @@ def phase(settings: OptimiserConfig, steps: int = 1) -> Phase:
 
 
 @pytest.mark.parametrize(
-    ("scores", "best"),
+    ("scores", "metric", "best"),
     [
-        ((0.2, 0.9, 0.5, 0.1), 2),
-        ((0.7, 0.9, 0.9, 0.8), 2),  # of equals the first
-        ((0.4, 0.3, 0.2, 0.1), 1),
-        ((None, 0.1, None, 0.3), 4),
+        ((0.2, 0.9, 0.5, 0.1), "top-1", 2),
+        ((0.7, 0.9, 0.9, 0.8), "top-1", 2),  # of equals the first
+        ((0.4, 0.3, 0.2, 0.1), "top-1", 1),
+        ((None, 0.1, None, 0.3), "top-1", 4),
+        ((0.7, 0.4, None, 0.4), "nll", 2),
+        ((float("nan"), 1.2, 0.9, 1.3), "nll", 3),
     ],
 )
 def test_the_best_weights_are_kept_and_given_back(
-    scores: tuple[float | None, ...], best: int, tmp_path: Path
+    scores: tuple[float | None, ...], metric: str, best: int, tmp_path: Path
 ) -> None:
     objective, validated = make_erm(), {}
 
@@ -144,7 +146,7 @@ def test_the_best_weights_are_kept_and_given_back(
         validated[step] = state_of(objective)
         return Validated([], scores[step - 1])
 
-    settings = replace(phase(OPTIMISERS["adam"], steps=4), evaluate_every=1)
+    settings = replace(phase(OPTIMISERS["adam"], steps=4), evaluate_every=1, metric=metric)
     for keep, step in (("best", best), ("last", 4)):
         objective, chosen = make_erm(), replace(settings, keep=keep)
         end = make_loop(tmp_path / keep, objective, chosen, validate=validate).run()

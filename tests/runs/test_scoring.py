@@ -637,7 +637,7 @@ def test_a_domain_of_which_nothing_can_be_read(make: Make) -> None:
     assert facts == {(0, None, None, "held-out", 0)}
     assert all(value is None for value in found[0].metrics.values())
     chosen = validate(subject, 0)  # by `late`, which cannot be read either
-    assert (len(chosen.scores), chosen.top1, chosen.loss) == (1, None, None)
+    assert (len(chosen.scores), chosen.value, chosen.loss) == (1, None, None)
     assert score_of(subject, "none", ["none"]).n == 0  # which needs no image
     with refused(ManifestError, 20, "late"):
         scores_of(make("erm", source=Unreadable), ["prior"])
@@ -810,7 +810,7 @@ def test_what_is_scored_in_the_end(make: Make) -> None:
     assert [(s.domain, s.moment, s.step, s.method) for s in chosen.scores] == [
         ("late", "validation", 4, "none")
     ]
-    assert (chosen.top1, chosen.loss) == (chosen.scores[0].top1, chosen.scores[0].loss)
+    assert (chosen.value, chosen.loss) == (chosen.scores[0].top1, chosen.scores[0].loss)
     # The embedding that a model is meant with is no further method.
     adaptive = scores_of(make("da-erm"), ("embedding", "prior", "embedding"))
     methods = [s.method for s in adaptive if s.domain == "new"]

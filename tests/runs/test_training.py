@@ -19,7 +19,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from acclimate.config import RunConfig
-from acclimate.core.errors import ConfigError, ManifestError, RunBusy, RunError, TooManyUnreadable
+from acclimate.core.errors import (
+    ConfigError,
+    ManifestError,
+    RunBusy,
+    RunError,
+    TooManyUnreadable,
+    UnknownName,
+)
 from acclimate.core.tensors import save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
@@ -183,6 +190,23 @@ def test_validation_domains_choose_the_weights_and_are_not_trained_on(fit: Fit) 
     assert (finished.kept_step, finished.kept_score) == (best.step, best.top1)
     final = [score for score in final_scores(run) if score.domain == "site-3"]
     assert next(s for s in final if s.method == "embedding").top1 == best.top1
+
+
+def test_the_metric_chooses_the_weights(features: Manifest, fit: Fit, tiny: Tiny) -> None:
+    """The smallest loss, which is seldom at the first of the best accuracies; one that has no
+    value with these classes is refused before the first step."""
+    run = fit("erm", test_domains=["site-4"], **{"train.metric": "nll", "train.evaluate_every": 1})
+    scores, finished = RunFolder(run).records().scores, RunFolder(run).finished
+    losses: dict[int, list[float]] = {}
+    for score in (score for score in scores if score.moment == "validation"):
+        losses.setdefault(score.step, []).append(score.loss or 0.0)
+    means = {step: float(np.mean(own)) for step, own in losses.items()}
+    assert finished is not None and finished.kept_score == min(means.values())
+    assert finished.kept_step == min(means, key=means.__getitem__) and len(means) > 2
+    with refused(ConfigError, "train.metric", "top-5", "3 classes"):
+        make_plan(tiny("erm", **{"train.metric": "top-5"}), features)
+    with refused(UnknownName, "macro-f2", "macro-f1"):
+        make_plan(tiny("erm", **{"train.metric": "macro-f2"}), features)
 
 
 def test_roles_of_the_manifest_are_the_default_and_never_trained_on(

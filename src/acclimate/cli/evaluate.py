@@ -10,9 +10,8 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.options import Device, Json, MethodSettings, Run, names
 from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
-from acclimate.config import AlgorithmName, flat, parse_assignments
+from acclimate.config import AlgorithmName, flat, metric_of, parse_assignments
 from acclimate.core.errors import ConfigError
-from acclimate.core.text import percent
 
 if TYPE_CHECKING:
     from acclimate.records.folder import RunFolder
@@ -45,6 +44,9 @@ def evaluate(
         typer.Option(help="Score unseen domains by this method too; can be repeated."),
     ] = None,
     settings: MethodSettings = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Show it as well. [default: the run's train.metric]")
+    ] = None,
     keep_shared: Annotated[
         bool | None,
         typer.Option("--keep-shared", help="Score rows of pictures that were trained on, too."),
@@ -52,13 +54,18 @@ def evaluate(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Score a run per domain: top-1, top-5, worst domain, and the controls."""
+    """Score a run per domain: top-1, top-5, any metric, worst domain, and the controls."""
+    from acclimate.records.metrics import find_metric
+
+    if metric:
+        find_metric(metric)
     if data is None and (method or settings):
         flag = "--method" if method else "--set"
         raise ConfigError(f"{flag} scores anew; name the data to score as well")
     if data is None:
-        show_run(run, already=True, json=json)
+        show_run(run, already=True, json=json, metric=metric)
         return
+    from acclimate.records.folder import RunFolder
     from acclimate.runs.evaluate import evaluate_run
 
     flags = {"adapt.source": source, "adapt.points": points, "seed": seed}
@@ -67,15 +74,16 @@ def evaluate(
     changes |= flat(parse_assignments(settings or [], only="adapt"))
     with progress_bar() as watch:
         scored = evaluate_run(run, data, changes, methods=names(method), device=device, watch=watch)
+    metric = metric or metric_of(RunFolder(run).identity()["config"])
     facts = {"unreadable": scored.unreadable, "same_data": scored.same_data}
     if json:
-        say_json({**as_json(scored.scores), **facts})
+        say_json({**as_json(scored.scores, metric), **facts})
         return
-    show_scores(scored.scores)
+    show_scores(scored.scores, metric)
     say_facts(facts)
 
 
-def show_run(folder: Path, *, already: bool, json: bool) -> None:
+def show_run(folder: Path, *, already: bool, json: bool, metric: str | None = None) -> None:
     """Print the final scores of a run, its weights, and the accuracy to expect at a new site."""
     from acclimate.core.errors import RunError
     from acclimate.records.folder import RunFolder
@@ -85,11 +93,12 @@ def show_run(folder: Path, *, already: bool, json: bool) -> None:
     if records.finished is None:
         raise RunError(f"{folder}: there is no finished run; train one with `acclimate train`")
     scores = [score for score in records.scores if score.moment == "final"]
+    metric = metric or metric_of(run_folder.identity()["config"])
     facts = {"run": folder, "already_finished": already, **asdict(records.finished)}
     if json:
-        say_json({**facts, **as_json(scores), "rehearsal": rehearsal})
+        say_json({**facts, **as_json(scores, metric), "rehearsal": rehearsal})
         return
-    show_scores(scores)
+    show_scores(scores, metric)
     say_facts(facts)
     _show_outlook(run_folder, rehearsal, tested=any(score.role == "test" for score in scores))
 
@@ -124,21 +133,26 @@ def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
     say(f"next: acclimate predict {folder} NEW-SITE {'--adapt ' if pays else ''}--out FILE.csv")
 
 
-def show_scores(scores: Sequence["Score"]) -> None:
-    """A table of the scores, and one of their means over domains."""
+def show_scores(scores: Sequence["Score"], metric: str) -> None:
+    """A table of the scores, and one of their means over domains, by accuracy and the metric."""
+    from acclimate.records.metrics import METRICS
     from acclimate.records.records import shared_notes
 
-    rows = [(s.domain, s.role, _use(s), str(s.n), percent(s.top1), percent(s.top5)) for s in scores]
+    shown = list(dict.fromkeys(("top-1", "top-5", metric)))
+    rows = [
+        (s.domain, s.role, _use(s), str(s.n), *(METRICS[m].write(s.value(m)) for m in shown))
+        for s in scores
+    ]
     if len(rows) <= MOST_SCORES:
-        say_table(("domain", "role", "adapted by", "images", "top-1", "top-5"), rows)
+        say_table(("domain", "role", "adapted by", "images", *shown), rows)
         say()
-    means = _means(scores)
+    means, write = _means(scores, metric), METRICS[metric].write
     say_table(
-        ("mean over domains", "role", "split", "domains", "top-1", "worst domain"),
+        ("mean over domains", "role", "split", "domains", metric, "worst domain"),
         [
             (
                 *(str(line[name]) for name in ("method", "role", "split", "domains")),
-                *(percent(line[name]) for name in ("top1", "worst")),
+                *(write(line[name]) for name in (_key(metric), "worst")),
             )
             for line in means
         ],
@@ -159,24 +173,32 @@ def _use(score: "Score") -> str:
     return f"{score.method} ({score.adapt_n} {score.adapted_on})"
 
 
-def as_json(scores: Sequence["Score"]) -> dict[str, Any]:
-    return {"summary": _means(scores), "scores": [asdict(score) for score in scores]}
+def as_json(scores: Sequence["Score"], metric: str) -> dict[str, Any]:
+    return {"summary": _means(scores, metric), "scores": [asdict(score) for score in scores]}
 
 
-def _means(scores: Sequence["Score"]) -> list[dict[str, Any]]:
+def _means(scores: Sequence["Score"], metric: str) -> list[dict[str, Any]]:
     """A line for each way to score: means over domains never mix two splits."""
+    from acclimate.records.metrics import METRICS
+
     groups: dict[tuple[str, str, str], list[float]] = {}
+    worst = min if METRICS[metric].sign > 0 else max
     for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):
-        if score.top1 is not None:
-            groups.setdefault((score.role, score.split, score.method), []).append(score.top1)
+        value = score.value(metric)
+        if value is not None:
+            groups.setdefault((score.role, score.split, score.method), []).append(value)
     return [
         {
             "role": role,
             "split": split,
             "method": method,
             "domains": len(values),
-            "top1": sum(values) / len(values),
-            "worst": min(values),
+            _key(metric): sum(values) / len(values),
+            "worst": worst(values),
         }
         for (role, split, method), values in groups.items()
     ]
+
+
+def _key(metric: str) -> str:
+    return "top1" if metric == "top-1" else metric

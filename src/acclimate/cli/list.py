@@ -10,7 +10,9 @@ from acclimate.cli.output import say, say_json, say_table
 from acclimate.cli.paper import ABLATIONS
 from acclimate.core.exports import load
 
-Catalogue = Literal["algorithms", "embeddings", "methods", "backbones", "presets", "ablations"]
+Catalogue = Literal[
+    "algorithms", "embeddings", "methods", "backbones", "metrics", "presets", "ablations"
+]
 TABLES = {  # of rows that say what they are about
     "embeddings": "acclimate.learn.embeddings:EMBEDDINGS",
     "methods": "acclimate.adapt.methods:METHODS",
@@ -19,6 +21,7 @@ TABLES = {  # of rows that say what they are about
 }
 HINTS = {
     "methods": "\nMethods follow each other when joined by +, e.g. embedding+prior.",
+    "metrics": "\n--metric takes those that say which end is better.",
     "backbones": "\nEvery timm model name is a backbone too, e.g. resnet18.",
 }
 
@@ -27,7 +30,8 @@ HINTS = {
 def list_(
     what: Annotated[Catalogue, typer.Argument(help="Which table to show.")], json: Json = False
 ) -> None:
-    """Show the algorithms, embeddings, adaptation methods, backbones, presets or ablations."""
+    """Show the algorithms, embeddings, adaptation methods, backbones, metrics, presets or
+    ablations."""
     rows = entries(what)
     if json:
         say_json({what: rows})
@@ -59,4 +63,11 @@ def entries(what: Catalogue) -> list[dict[str, Any]]:
         from acclimate.learn.algorithms import choose, names
 
         return [{"name": name, "about": choose(name).about} for name in names()]
+    if what == "metrics":
+        from acclimate.records.metrics import METRICS
+
+        return [
+            {"name": name, "better": row.better if row.in_scores else "", "about": row.about}
+            for name, row in METRICS.items()
+        ]
     return [{"name": name, "about": row.about} for name, row in load(TABLES[what]).items()]

@@ -1,5 +1,6 @@
 """`report`."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -8,6 +9,7 @@ import typer
 from acclimate.cli import app, paper
 from acclimate.cli.options import Json, names
 from acclimate.cli.output import say, say_facts, say_json
+from acclimate.core.errors import ConfigError
 from acclimate.core.exports import load
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ def report(
     ] = False,
     baseline: Annotated[
         str | None, typer.Option(help="Compare with it. [default: the sweep's, or erm]")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Compare and choose by it. [default: the runs' own]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="[default: FOLDER/report.html]")] = None,
     table: Annotated[
@@ -55,7 +60,9 @@ def report(
     check_formats(formats)
     for path in table or ():
         format_of(path)  # a wrong name is an error before anything is read or written
-    read = load_domainbed if from_domainbed else load_report
+    if from_domainbed and metric:
+        raise ConfigError("--metric: DomainBed's results hold accuracies alone; leave it out")
+    read = load_domainbed if from_domainbed else partial(load_report, metric=metric or "")
     comparison = read(folder, title=title, baseline=Key.usual(baseline) if baseline else None)
     if published:
         comparison = load(paper.WITH_PUBLISHED)(comparison)

@@ -12,7 +12,7 @@ import typer
 from acclimate.cli import app
 from acclimate.cli.options import LAUNCH, DryRun, Flags, Json, RetryFailed, grouped
 from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
-from acclimate.config import settings_of
+from acclimate.config import RunConfig, settings_of
 from acclimate.results.protocol import Sweep
 from acclimate.sweep.settings import LaunchOptions, SweepConfig
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:  # what runs a sweep imports torch, and --help may not
 NAMED = 3  # running jobs that the progress bar names
 REFRESH = 1.0  # seconds
 NOT_FLAGS = ("data", "per_algorithm", "variants")  # an argument, and tables of tables: for files
+METRIC = "train.metric"  # of all runs, and so of their comparison
 SWEEP_FLAGS = [one for one in settings_of(SweepConfig()) if one.name not in NOT_FLAGS]
+SWEEP_FLAGS += [one for one in settings_of(RunConfig()) if one.name == METRIC]
 
 
 @app.command(
@@ -62,6 +64,8 @@ def sweep(
     from acclimate.sweep.jobs import define, notes
     from acclimate.sweep.launchers import chosen_launcher
 
+    if METRIC in flags:
+        flags["settings"] = {**flags.get("settings", {}), METRIC: flags.pop(METRIC)}
     options = LaunchOptions(**launch)
     launcher = chosen_launcher(options)  # a mistake shows before any data are read
     definition = gather(config, {**flags, "data": tuple(map(str, data or ()))})

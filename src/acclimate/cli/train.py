@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FLAGS = (
     *("algorithm", "test_domains", "val_domains", "data.min_images", "data.keep_shared"),
-    *("model.backbone", "model.weights", "train.steps", "seed"),
+    *("model.backbone", "model.weights", "train.steps", "train.metric", "seed"),
 )
 
 

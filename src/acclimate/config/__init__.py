@@ -13,6 +13,7 @@ from acclimate.config.settings import (
     SiteConfig,
     TrainConfig,
     gather,
+    metric_of,
 )
 from acclimate.config.values import (
     NoSettings,
@@ -59,6 +60,7 @@ __all__ = [
     "log2",
     "log10",
     "merged",
+    "metric_of",
     "nested",
     "parse_assignments",
     "read_toml",

@@ -229,6 +229,9 @@ class TrainConfig:
     keep: Literal["best", "last"] = setting(
         "best", "weights to save: best on validation domains (or validation splits), or last"
     )
+    metric: str = setting(
+        "top-1", "what steps, draws and tables go by: see `acclimate list metrics`"
+    )
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 where the device does it natively, fp32 elsewhere"
     )
@@ -307,6 +310,11 @@ class RunConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
+
+
+def metric_of(config: Mapping[str, Any]) -> str:
+    """The metric that a run's stored settings name; the default in those from before it."""
+    return str(config.get("train", {}).get("metric", TrainConfig().metric))
 
 
 @dataclass(frozen=True)

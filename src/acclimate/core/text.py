@@ -5,7 +5,7 @@ File and class names are what strangers call their things.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
@@ -17,10 +17,16 @@ def percent(value: float | None) -> str:
     return DASH if value is None else f"{round(100 * value, 9):.1f}"
 
 
-def signed(value: float) -> str:
-    """A difference of shares in points, with its sign: "+5.9", "−0.3", "0.0"."""
-    text = percent(abs(value))
-    return text if text == "0.0" else ("+" if value > 0 else "−") + text
+def decimal(value: float | None) -> str:
+    """0.6145 -> "0.614"; what is no share, and has no percent."""
+    return DASH if value is None else f"{round(value, 9):.3f}"
+
+
+def signed(value: float, write: Callable[[float | None], str] = percent) -> str:
+    """A difference of shares in points, with its sign: "+5.9", "−0.3", "0.0"; or one of what
+    `write` writes otherwise."""
+    text = write(abs(value))
+    return ("" if not float(text) else "+" if value > 0 else "−") + text
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

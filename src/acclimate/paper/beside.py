@@ -120,7 +120,7 @@ def _by_trial(scores: Iterable[Observation], place: _Place) -> dict[int, float]:
     """Mean over domains; of a trial only where it has every domain that any trial has."""
     by_trial: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in scores:
-        value = one.top5 if place.measure == TOP_5 else one.top1
+        value = one.others.get(TOP_5) if place.measure == TOP_5 else one.value
         if one.key == place.key and value is not None:
             by_trial[one.trial][one.domain].append(value)
     domains: set[str] = {name for values in by_trial.values() for name in values}

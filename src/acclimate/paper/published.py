@@ -166,6 +166,8 @@ def with_published(report: Report) -> Report:
 
 
 def _with_rows(results: Comparison) -> Comparison:
+    if results.metric != "top-1":
+        return results
     names = results.columns if results.dataset == ALL else (results.dataset,)
     printed = {name: _unseen(for_dataset(name)) for name in names}
     keys = dict.fromkeys(key for found in printed.values() for key in found)

@@ -5,7 +5,7 @@ from acclimate.core.exports import lazy_exports
 __getattr__, __all__ = lazy_exports(
     __name__,
     folder="RunFolder runs_below write_checksums",
-    metrics="METRICS Metric metric_values",
+    metrics="METRICS Metric find_metric metric_values",
     predictions="Predictions",
     records="Finished Loss Records Score Started Validated",
     doubt="Answer Forecast",

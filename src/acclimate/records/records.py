@@ -90,6 +90,11 @@ class Score:
     # Every metric of `metrics.METRICS` that is one number, by name; these three among them.
     metrics: Mapping[str, float | None] = field(default_factory=dict, hash=False)
 
+    def value(self, metric: str) -> float | None:
+        """By the metric of this name; `None` where the run did not compute it."""
+        own = {"top-1": self.top1, "top-5": self.top5, "nll": self.loss}
+        return own[metric] if metric in own else self.metrics.get(metric)
+
 
 def shared_notes(scores: Iterable[Score]) -> list[str]:
     """A sentence for each domain that shares pictures with the training data."""
@@ -108,10 +113,11 @@ def shared_notes(scores: Iterable[Score]) -> list[str]:
 
 
 class Validated(NamedTuple):
-    """The outcome of a validation: scores, and their means over the domains that have any."""
+    """The outcome of a validation: scores, and means over the domains that have any: of the metric
+    that chooses the weights, and of the loss."""
 
     scores: list[Score]
-    top1: float | None
+    value: float | None
     loss: float | None = None
 
 

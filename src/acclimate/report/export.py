@@ -10,6 +10,7 @@ from typing import Any
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
 from acclimate.core.text import csv_text, markdown
+from acclimate.records.metrics import METRICS, TOP_1, measured
 from acclimate.records.outputs import check_out
 from acclimate.report import tables
 from acclimate.report.sentences import headline, notes
@@ -19,13 +20,15 @@ from acclimate.results.protocol import RULES
 
 
 def heading(results: Comparison) -> str:
-    return f"{results.dataset}, selected by {results.rule}" if results.rule else results.dataset
+    name = results.dataset + ("" if results.metric == TOP_1 else f", {measured(results.metric)}")
+    return f"{name}, selected by {results.rule}" if results.rule else name
 
 
 def caption(results: Comparison) -> str:
     """What the numbers are; the same words in every format."""
     over = "data sets" if results.dataset == ALL else "unseen domains"
-    sentences = [f"Accuracy in percent on {over}."]
+    accuracy = f"Accuracy in percent on {over}."
+    sentences = [accuracy if results.metric == TOP_1 else f"On {over}: {measured(results.metric)}."]
     if results.rule in RULES:
         sentences.append(f"Models selected by {results.rule} ({RULES[results.rule]}).")
     sentences.append("± is the standard error over trials: sample standard deviation / √n.")
@@ -44,10 +47,12 @@ def published_note(results: Comparison) -> str:
 
 def tests_caption(results: Comparison) -> str:
     same = ", at the same value" if any(row.key.variant for row in results.rows) else ""
+    points = " in points" * METRICS[results.metric].percent
+    bootstrap = tables.BOOTSTRAP in tables.tests_grid(results).header
     return (
-        f"Differences to {results.baseline.label} in points{same}, ± the standard error over "
+        f"Differences to {results.baseline.label}{points}{same}, ± the standard error over "
         "trials. p: paired t-test over trials, then corrected by Holm for the methods of this "
-        "table."
+        "table." + " Bootstrap: domains resampled within each data set." * bootstrap
     )
 
 
@@ -86,20 +91,23 @@ def every(report: Report) -> list[Comparison]:
 
 COLUMNS = (
     *("rule", "dataset", "algorithm", "method", "variant"),
-    *("column", "mean", "se", "n", "published"),
+    *("column", "mean", "se", "n", "published", "metric"),
 )
 
 
 def to_csv(report: Report) -> str:
-    """One line per number, in full precision and as shares of 1; what is missing is empty."""
+    """One line per number, in full precision and as shares of 1; what is missing is empty. Columns
+    are domains, the average, and averages by each metric; `metric` is that of the first two."""
     lines: list[Iterable[object]] = [COLUMNS]
     for results in every(report):
         for row in results.rows:
             key = row.key.algorithm, row.key.method, row.key.variant
             published = str(row.published).lower()
-            for column, value in (*row.cells.items(), (AVERAGE, row.average)):
+            others = {name: value for name, value in row.metrics.items() if name != results.metric}
+            for column, value in (*row.cells.items(), (AVERAGE, row.average), *others.items()):
                 cell = (None, None, 0) if value is None else (value.mean, value.se, value.n)
-                lines.append([results.rule, results.dataset, *key, column, *cell, published])
+                line = [results.rule, results.dataset, *key, column, *cell, published]
+                lines.append([*line, results.metric])
     return csv_text(lines)
 
 
@@ -139,7 +147,11 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 def comparison_values(results: Comparison) -> dict[str, Any]:
     """The methods that were scored, each with its means and its difference to the baseline."""
-    return {"baseline": asdict(results.baseline), "lines": [_row(row) for row in results.lines]}
+    return {
+        "baseline": asdict(results.baseline),
+        "metric": results.metric,
+        "lines": [_row(row) for row in results.lines],
+    }
 
 
 def _row(row: Row) -> dict[str, Any]:
@@ -147,6 +159,7 @@ def _row(row: Row) -> dict[str, Any]:
     if row.difference is not None:
         interval = row.gain and row.gain.interval
         values["difference"] |= {"interval": interval, "verdict": row.difference.verdict}
+    values["top5"] = values["metrics"].get("top-5")
     return {**values.pop("key"), "label": row.key.label, "kind": row.key.kind, **values}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from acclimate.core.text import DASH, markdown, percent
+from acclimate.records.metrics import METRICS, TOP_1, Metric
 from acclimate.results.statistics import Estimate, in_percent, in_points
 
 _MOST_BLOCKS = 5  # of columns below each other in a terminal
@@ -26,12 +27,14 @@ class Cell:
         return f"{self.text} [{self.badge}]" if self.badge else self.text
 
 
-def accuracy(value: Estimate | None, *, best: bool = False) -> Cell:
-    return Cell(in_percent(value), None if value is None else value.mean, best=best)
+def accuracy(
+    value: Estimate | None, *, best: bool = False, metric: Metric = METRICS[TOP_1]
+) -> Cell:
+    return Cell(in_percent(value, metric), None if value is None else value.mean, best=best)
 
 
-def difference(value: Estimate | None) -> Cell:
-    return Cell(in_points(value), None if value is None else value.mean)
+def difference(value: Estimate | None, metric: Metric = METRICS[TOP_1]) -> Cell:
+    return Cell(in_points(value, metric), None if value is None else value.mean)
 
 
 def share(value: float | None) -> Cell:

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from acclimate.core.files import write_text
 from acclimate.core.text import DASH, count, duration
 from acclimate.records.folder import QUARANTINE
+from acclimate.records.metrics import METRICS, TOP_1, measured
 from acclimate.records.outputs import check_out
 from acclimate.records.rehearsal import verdict
 from acclimate.report import sentences, tables
@@ -104,6 +105,7 @@ def environment() -> "Environment":
     templates.filters |= {
         "contents": _contents,
         "counted": count,
+        "measured": measured,
         "prose": prose,
         "rule_name": _rule_name,
         "slug": _slug,
@@ -114,9 +116,11 @@ def environment() -> "Environment":
         "ALL": ALL,
         "CONFIDENCE": CONFIDENCE,
         "ENOUGH_SEEDS": ENOUGH_SEEDS,
+        "METRICS": METRICS,
         "MOST_FILES": 50,
         "MOST_ROWS": 12,  # of a table that is not folded away
         "QUARANTINE": QUARANTINE,
+        "TOP_1": TOP_1,
         "tables": tables,
     }
     return templates

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from acclimate.config import AlgorithmName
-from acclimate.core.text import count, percent, signed
+from acclimate.core.text import count
+from acclimate.records.metrics import METRICS, TOP_1
 from acclimate.records.records import shared_notes
 from acclimate.results.comparison import Comparison, Difference, against
 from acclimate.results.material import Report
@@ -36,7 +37,7 @@ def headline(report: Report) -> str:
     if first.average is not None:
         alone = (
             f"On {count(first.domains, 'domain')} never seen in training, {first.key.label} scores "
-            f"{percent(first.average.mean)} % over {count(first.average.n, 'seed')}."
+            f"{_score(first.average.mean, results.metric)} over {count(first.average.n, 'seed')}."
         )
     other = "" if first.key == results.baseline else f"{results.baseline.label} "
     return f"{alone} There is no finished {other}run to compare it with."
@@ -48,11 +49,25 @@ def compared(difference: Difference) -> str:
     if difference.gain is None:
         return f"{line} and {other} cannot be compared in pairs: {difference.remark}."
     ending = _ending(difference, worse=f", so {line} is worse here")
+    metric = METRICS[difference.metric]
     return (
         f"On {count(len(difference.changes), 'domain')} never seen in training, {line} scores "
-        f"{percent(difference.after)} % and {other} {percent(difference.before)} %: "
-        f"{in_points(difference.gain)} points over {count(difference.gain.n, 'seed')}{ending}."
+        f"{_score(difference.after, difference.metric)} and {other} "
+        f"{metric.write(difference.before)}{metric.unit}: "
+        f"{_gain(difference)} over {count(difference.gain.n, 'seed')}{ending}."
     )
+
+
+def _score(value: float | None, name: str) -> str:
+    """`61.5 %`; of another metric than the accuracy with its name."""
+    metric = METRICS[name]
+    return metric.write(value) + metric.unit + ("" if name == TOP_1 else f" {name}")
+
+
+def _gain(difference: Difference) -> str:
+    """`+5.9 ± 0.4 points`"""
+    metric = METRICS[difference.metric]
+    return in_points(difference.gain, metric) + " points" * metric.percent
 
 
 def _ending(difference: Difference, *, better: str = "", worse: str = "") -> str:
@@ -88,7 +103,7 @@ def _control(difference: Difference) -> str:
     )
     return (
         f"Control: given another domain's embedding, {difference.against.label} scores "
-        f"{percent(difference.after)} % ({in_points(difference.gain)} points){ending}."
+        f"{_score(difference.after, difference.metric)} ({_gain(difference)}){ending}."
     )
 
 
@@ -96,11 +111,12 @@ def _ceiling(difference: Difference) -> str:
     assert difference.gain is not None  # it has been compared
     prior = difference.line.method == "oracle-prior"
     truth = "each domain's true label frequencies" if prior else "all that is true of each domain"
-    below = signed(difference.gain.mean).startswith("−")
+    metric = METRICS[difference.metric]
+    below = metric.write_gap(metric.sign * difference.gain.mean).startswith("−")
     ending = ": less than without, so that it is no ceiling here" if below else ""
     return (
         f"Ceiling: told {truth}, which no method may know, {difference.against.label} scores "
-        f"{percent(difference.after)} % ({in_points(difference.gain)} points){ending}."
+        f"{_score(difference.after, difference.metric)} ({_gain(difference)}){ending}."
     )
 
 

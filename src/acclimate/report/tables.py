@@ -4,8 +4,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from acclimate.config import flat
 from acclimate.core.text import DASH, count, signed
+from acclimate.records.metrics import METRICS, Metric, measured
+from acclimate.records.predictions import Predictions
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.report.figures.label_shares import shifts
 from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share
@@ -16,25 +20,27 @@ from acclimate.results.runs import Key, varied_settings
 from acclimate.results.statistics import Estimate, in_words
 from acclimate.results.sweep_folder import LabelCounts
 
+BOOTSTRAP = "95 % bootstrap over domains"
 GAP_CLOSED = "Gap closed, %"  # between the baseline and the highest ceiling
 
 
 def comparison(results: Comparison) -> Grid:
     """One row per method: unseen domains, training domains, difference to the baseline with its
     test. A column in which no row has a value is left out."""
-    base = results.baseline.label
+    base, metric = results.baseline.label, METRICS[results.metric]
     columns: dict[str, Callable[[Row], Cell]] = {
         "Method": _name,
-        "Unseen domains": lambda row: accuracy(row.average),
-        "Worst unseen domain": lambda row: accuracy(row.worst),
-        "Top-5": lambda row: accuracy(row.top5),
-        "Training domains": lambda row: accuracy(row.seen),
+        "Unseen domains": lambda row: accuracy(row.average, metric=metric),
+        "Worst unseen domain": lambda row: accuracy(row.worst, metric=metric),
+        "Top-5": lambda row: accuracy(row.metrics.get("top-5")),
+        "Training domains": lambda row: accuracy(row.seen, metric=metric),
     }
     if results.tested:
         columns |= {
-            f"Difference to {base}": lambda row: difference(row.gain),
+            f"Difference to {base}": lambda row: difference(row.gain, metric),
             "p": lambda row: _p(row.difference.p if row.difference else None),
             "p (Holm)": lambda row: _p(row.difference.p_holm if row.difference else None),
+            BOOTSTRAP: lambda row: _interval(row, metric),
             f"Better than {base}": _improvement,
         }
     columns |= {GAP_CLOSED: lambda row: accuracy(row.gap_closed), "Runs": _runs}
@@ -49,7 +55,7 @@ def comparison(results: Comparison) -> Grid:
 def tests_grid(results: Comparison) -> Grid:
     """Its differences and tests alone, for where it stands below a table of results."""
     grid = comparison(results)
-    tests = (f"Difference to {results.baseline.label}", "p", "p (Holm)")
+    tests = (f"Difference to {results.baseline.label}", "p", "p (Holm)", BOOTSTRAP)
     return grid.without(*(name for name in grid.header[1:] if name not in tests))
 
 
@@ -59,6 +65,13 @@ def _name(row: Row) -> Cell:
 
 def _p(value: float | None) -> Cell:
     return Cell(in_words(value), value)
+
+
+def _interval(row: Row, metric: Metric) -> Cell:
+    if row.difference is None or row.difference.bootstrap is None:
+        return Cell(DASH)
+    low, high = row.difference.bootstrap
+    return Cell(f"{metric.write_gap(low)} to {metric.write_gap(high)}", low)
 
 
 def _improvement(row: Row) -> Cell:
@@ -75,13 +88,43 @@ def _runs(row: Row) -> Cell:
 
 def results_grid(results: Comparison) -> Grid:
     """One row per method, one column per domain and their average; the best of each is marked."""
-    columns = (*results.columns, AVERAGE)
-    rows = []
+    columns, metric, rows = (*results.columns, AVERAGE), METRICS[results.metric], []
     for row in results.rows:
         values = {**row.cells, AVERAGE: row.average}
-        cells = [accuracy(values.get(name), best=results.is_best(row, name)) for name in columns]
+        cells = [
+            accuracy(values.get(name), best=results.is_best(row, name), metric=metric)
+            for name in columns
+        ]
         rows.append((_name(row), *cells))
     return Grid(("Method", *results.columns, "Average"), tuple(rows))
+
+
+def metrics_grid(results: Comparison) -> Grid:
+    """One row per method, one column per metric that any has: means over unseen domains."""
+    rows = [
+        (
+            _name(row),
+            *(
+                accuracy(row.metrics.get(name), best=row.key in best, metric=METRICS[name])
+                for name, best in results.best_by.items()
+            ),
+        )
+        for row in results.lines
+    ]
+    return Grid(("Method", *map(measured, results.best_by)), tuple(rows))
+
+
+def classes_grid(rows: Predictions) -> Grid:
+    """One row per class that has rows or is predicted."""
+    names = ("precision", "recall", "f1")
+    shares = np.stack([METRICS[name].of(rows) for name in names], axis=1)
+    counts = METRICS["confusion"].of(rows).sum(1)
+    lines = tuple(
+        (Cell(name), number(int(n), ","), *(share(None if np.isnan(s) else s) for s in own))
+        for name, n, own in zip(rows.classes, counts, shares, strict=True)
+        if not np.isnan(own[2])
+    )
+    return Grid(("Class", "Rows", *(f"{name.capitalize()}, %" for name in names)), lines)
 
 
 def choices_grid(report: Report, rule: str) -> Grid:
@@ -99,7 +142,7 @@ def choices_grid(report: Report, rule: str) -> Grid:
                 Cell(", ".join(choice.target), long=len(choice.target) > 3),
                 number(choice.trial),
                 number(choice.draw),
-                share(choice.score),
+                Cell(METRICS[report.metric].write(choice.score), choice.score),
                 number(choice.candidates),
                 Cell(drawn or choice.reason or "the only ones", long=True),
             )

@@ -11,19 +11,19 @@ domains together. Variants of an algorithm are methods of their own.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TypeVar
 
 from acclimate.config import AlgorithmName
-from acclimate.core.text import percent
+from acclimate.records.metrics import METRICS, TOP_1
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import ERM, Key, RunView, scores_of
-from acclimate.results.statistics import Estimate, difference_p, holm, ratio, verdict_of
+from acclimate.results.statistics import Estimate, bootstrap, difference_p, holm, ratio, verdict_of
 
-AVERAGE = "average"
+AVERAGE, TOP_5 = "average", "top-5"
 ALL = "all data sets"
 
 
@@ -46,8 +46,8 @@ class Expected:
 class Observation(Expected):
     """What one method scored on one domain, once."""
 
-    top1: float
-    top5: float | None = None
+    value: float  # by the metric that the comparison is of
+    others: Mapping[str, float | None] = field(default_factory=dict, hash=False)  # by metric
     images: int = 0
     run: str = ""
 
@@ -57,8 +57,10 @@ Scores = Mapping[tuple[Trial, str], Observation]  # what one method scored, by t
 E = TypeVar("E", bound=Expected)
 
 
-def observations(runs: Iterable[RunView], role: str = "test") -> list[Observation]:
-    """What finished runs scored on their domains of a role."""
+def observations(
+    runs: Iterable[RunView], role: str = "test", metric: str = TOP_1
+) -> list[Observation]:
+    """What finished runs scored on their domains of a role, where they have the metric."""
     return [
         Observation(
             dataset=run.dataset,
@@ -67,15 +69,15 @@ def observations(runs: Iterable[RunView], role: str = "test") -> list[Observatio
             data=run.data if run.trial is None else "",
             trial=run.replicate,
             domain=score.domain,
-            top1=score.top1,
-            top5=score.top5,
+            value=value,
+            others={TOP_1: score.top1, TOP_5: score.top5, **score.metrics, metric: value},
             images=score.n,
             run=run.name,
         )
         for run in runs
         if run.finished is not None
-        for score in scores_of(run, role)
-        if score.top1 is not None
+        for score in scores_of(run, role, metric)
+        if (value := score.value(metric)) is not None
     ]
 
 
@@ -96,9 +98,9 @@ def expected_of_runs(scored: Sequence[Expected]) -> list[Expected]:
     ]
 
 
-def expected_of_sweep(sweep: Sweep, runs: Iterable[RunView]) -> list[Expected]:
+def expected_of_sweep(sweep: Sweep, runs: Iterable[RunView], metric: str = TOP_1) -> list[Expected]:
     """What the jobs of a sweep are to score, less the domains that have nothing to score."""
-    empty = without_rows(runs)
+    empty = without_rows(runs, metric)
     planned = {
         Expected(job.dataset, Key(job.algorithm, method, job.variant), "", job.trial, domain): None
         for job in sweep.jobs
@@ -110,18 +112,18 @@ def expected_of_sweep(sweep: Sweep, runs: Iterable[RunView]) -> list[Expected]:
     return list(planned)
 
 
-def without_rows(runs: Iterable[RunView]) -> set[tuple[str, str]]:
-    """(data set, domain) that runs looked at and found nothing to score in."""
+def without_rows(runs: Iterable[RunView], metric: str = TOP_1) -> set[tuple[str, str]]:
+    """(data set, domain) that runs looked at and found nothing to score in by the metric."""
     scores = [(run.dataset, s) for run in runs for s in run.final if s.role == "test"]
-    scored = {(dataset, score.domain) for dataset, score in scores if score.top1 is not None}
+    scored = {(dataset, s.domain) for dataset, s in scores if s.value(metric) is not None}
     return {(dataset, score.domain) for dataset, score in scores} - scored
 
 
 def mean_over(cells: Iterable[Observation]) -> float:
-    """Mean accuracy: domains count equally within a data set, and so do data sets."""
+    """Mean score: domains count equally within a data set, and so do data sets."""
     by_set: dict[str, list[float]] = defaultdict(list)
     for one in cells:
-        by_set[one.dataset].append(one.top1)
+        by_set[one.dataset].append(one.value)
     return fmean(map(fmean, by_set.values()))
 
 
@@ -132,9 +134,10 @@ def by_method(scored: Iterable[Observation]) -> dict[Key, Scores]:
         alike[one.key].setdefault(((one.data, one.trial), one.domain), []).append(one)
 
     def mean(same: Sequence[Observation]) -> Observation:
-        top5 = [one.top5 for one in same if one.top5 is not None]
-        top1 = fmean(one.top1 for one in same)
-        return replace(same[0], top1=top1, top5=fmean(top5) if top5 else None)
+        names = dict.fromkeys(name for one in same for name in one.others)
+        means = {name: Estimate.of(one.others.get(name) for one in same) for name in names}
+        others = {name: None if one is None else one.mean for name, one in means.items()}
+        return replace(same[0], value=fmean(one.value for one in same), others=others)
 
     return {
         key: {place: mean(same) for place, same in places.items()} for key, places in alike.items()
@@ -174,6 +177,8 @@ class Difference:
     pairs: int = 0  # (domain, trial)
     improved: int = 0
     changes: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # domain -> means
+    metric: str = TOP_1
+    bootstrap: tuple[float, float] | None = None  # interval of the gain, over domains
     remark: str = ""  # why there is no pair, or what is unequal about the pairs
     p: float | None = None
     p_holm: float | None = None  # of the methods of a table
@@ -183,7 +188,8 @@ class Difference:
         """What may be said of it, by the p that is shown beside it."""
         if self.gain is None:
             return "unpaired"
-        return verdict_of(self.gain, self.p if self.p_holm is None else self.p_holm)
+        gain = replace(self.gain, mean=METRICS[self.metric].sign * self.gain.mean)
+        return verdict_of(gain, self.p if self.p_holm is None else self.p_holm)
 
 
 @dataclass(frozen=True)
@@ -195,7 +201,7 @@ class Row:
     average: Estimate | None = None  # over the trials that have every domain
     difference: Difference | None = None  # to its baseline; `None` for the baseline itself
     worst: Estimate | None = None
-    top5: Estimate | None = None
+    metrics: Mapping[str, Estimate | None] = field(default_factory=dict)  # as `average`, by name
     seen: Estimate | None = None  # on training domains
     gap_closed: Estimate | None = None  # share of the way from its baseline to the highest ceiling
     runs: int = 0
@@ -226,6 +232,7 @@ class Comparison:
     baseline: Key
     controls: tuple[Difference, ...] = ()  # each control less the method it belongs to
     comparable: bool = True  # rows are of the same test data, so that a column has a best one
+    metric: str = TOP_1  # of all its numbers, but for the others of a row
 
     @property
     def lines(self) -> list[Row]:
@@ -256,10 +263,19 @@ class Comparison:
     @cached_property
     def best(self) -> Mapping[str, frozenset[Key]]:
         """The best of our own methods in each column and on average."""
+        if not self.comparable:
+            return {}
         methods = [row for row in self.rows if row.key.kind == "method" and not row.published]
         values = {name: {row.key: row.cells.get(name) for row in methods} for name in self.columns}
         values[AVERAGE] = {row.key: row.average for row in methods}
-        return {name: _best(column) for name, column in values.items() if self.comparable}
+        return {name: _best(column, self.metric) for name, column in values.items()}
+
+    @cached_property
+    def best_by(self) -> Mapping[str, frozenset[Key]]:
+        """The best of our own methods on average, by each metric that any has."""
+        rows = [row for row in self.lines if row.key.kind == "method" and self.comparable]
+        names = [name for name in METRICS if any(row.metrics.get(name) for row in self.lines)]
+        return {name: _best({r.key: r.metrics.get(name) for r in rows}, name) for name in names}
 
     def is_best(self, row: Row, column: str) -> bool:
         return not row.published and row.key in self.best.get(column, ())
@@ -279,26 +295,28 @@ def compare(
     rule: str = "",
     baseline: Key = ERM,
     together: str = "",
+    metric: str = TOP_1,
 ) -> tuple[Comparison, ...]:
     """One comparison per data set, and last one over all of them where there are several.
 
     `scored` is what was scored on unseen domains, `seen` on training domains. `together` is the
-    name of one table for variants that have a data set each.
+    name of one table for variants that have a data set each. `metric` is what all values are of.
     """
     if together:
         scored, seen = _as_one(scored, together), _as_one(seen, together)
         expected = _as_one(expected, together)
     names = list(dict.fromkeys(one.dataset for one in expected))
     if not names:
-        return (Comparison("", rule, (), (), baseline),)
+        return (Comparison("", rule, (), (), baseline, metric=metric),)
     tables = []
     for name in names:
         mine = [one for one in scored if one.dataset == name]
         trained = [one for one in seen if one.dataset == name]
         planned = [one for one in expected if one.dataset == name]
-        tables.append(_compare(name, mine, trained, planned, rule, baseline))
+        tables.append(_compare(name, mine, trained, planned, rule, baseline, metric))
     if len(tables) > 1:
-        every = _compare(ALL, pooled(scored), pooled(seen), pooled(expected), rule, baseline)
+        places = pooled(scored), pooled(seen), pooled(expected)
+        every = _compare(ALL, *places, rule, baseline, metric)
         averages = {one.dataset: {row.key: row.average for row in one.rows} for one in tables}
         rows = tuple(
             replace(row, cells={name: averages[name].get(row.key) for name in averages})
@@ -325,53 +343,76 @@ def _compare(
     expected: Sequence[Expected],
     rule: str,
     baseline: Key,
+    metric: str,
 ) -> Comparison:
     columns = tuple(dict.fromkeys(one.domain for one in expected))
     scores: dict[Key, Scores] = {one.key: {} for one in expected} | by_method(scored)
     trained = by_method(seen)
     runs: dict[Key, set[object]] = defaultdict(set)
+    known: dict[str, set[str]] = defaultdict(set)  # metric -> domains where it has any value
     for one in scored:
         runs[one.key].add((one.dataset, one.data, one.trial, one.run))
+        for measure in (name for name, value in one.others.items() if value is not None):
+            known[measure].add(one.domain)
     # Methods, controls, ceilings; the baseline first among its kind.
     keys = sorted(scores, key=lambda key: (key.place[0], key != baseline, key.place))
     rows = []
     for key in keys:
         whole, other = complete_trials(scores[key], expected), against(key, baseline, keys)
         row = replace(
-            _row(key, columns, scores[key], list(whole.values())),
+            _row(key, columns, scores[key], list(whole.values()), metric),
+            metrics={one: _by_metric(whole.values(), one, known[one]) for one in known},
             seen=Estimate.of(map(mean_over, by_trial(trained.get(key, {})).values())),
             runs=len(runs[key]),
         )
         if key != other and row.trials:
-            row = replace(row, difference=_difference(key, other, scores))
+            row = replace(row, difference=_difference(key, other, scores, metric))
         rows.append(row)
     means = {row.key: row.average.mean for row in rows if row.average is not None}
     rows = [replace(row, gap_closed=_gap_closed(row.difference, scores, means)) for row in rows]
     controls = tuple(
-        _difference(key, replace(key, method="embedding"), scores)
+        _difference(key, replace(key, method="embedding"), scores, metric)
         for key in keys
         if key.kind == "control" and key.method != "lame" and scores[key]
     )
-    return Comparison(name, rule, columns, _correct(rows), baseline, controls)
+    return Comparison(name, rule, columns, _correct(rows), baseline, controls, metric=metric)
 
 
 def _row(
-    key: Key, columns: Iterable[str], scores: Scores, whole: Sequence[Sequence[Observation]]
+    key: Key,
+    columns: Iterable[str],
+    scores: Scores,
+    whole: Sequence[Sequence[Observation]],
+    metric: str,
 ) -> Row:
     """What a method scored; `whole` are its trials that have every domain."""
     by_domain: dict[str, list[float]] = defaultdict(list)
     for (_, domain), one in scores.items():
-        by_domain[domain].append(one.top1)
-    top5 = [[one.top5 for one in cells if one.top5 is not None] for cells in whole]
+        by_domain[domain].append(one.value)
+    worst = min if METRICS[metric].sign > 0 else max
     return Row(
         key=key,
         cells={column: Estimate.of(by_domain[column]) for column in columns},
         average=Estimate.of(map(mean_over, whole)),
-        worst=Estimate.of(min(one.top1 for one in cells) for cells in whole),
-        top5=Estimate.of(fmean(values) for values in top5 if values),
+        worst=Estimate.of(worst(one.value for one in cells) for cells in whole),
         trials=len({trial for trial, _ in scores}),
         domains=len({domain for _, domain in scores}),
     )
+
+
+def _by_metric(
+    whole: Iterable[Sequence[Observation]], metric: str, domains: Container[str]
+) -> Estimate | None:
+    """Means by another metric than that of the comparison, over the trials that have it on all the
+    `domains` where any method has it."""
+    means = []
+    for cells in whole:
+        asked = [one for one in cells if one.domain in domains]
+        values = {one: one.others.get(metric) for one in asked}
+        known = [replace(one, value=value) for one, value in values.items() if value is not None]
+        if known and len(known) == len(asked):
+            means.append(mean_over(known))
+    return Estimate.of(means)
 
 
 def _pair(scores: Mapping[Key, Scores], keys: Sequence[Key]) -> list[dict[Trial, float]]:
@@ -381,7 +422,7 @@ def _pair(scores: Mapping[Key, Scores], keys: Sequence[Key]) -> list[dict[Trial,
     return [{trial: mean_over(cells) for trial, cells in by_trial(mine).items()} for mine in paired]
 
 
-def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Difference:
+def _difference(key: Key, other: Key, scores: Mapping[Key, Scores], metric: str) -> Difference:
     """`key` less `other` on what both scored, with equal data and trial."""
     mine, theirs = scores[key], scores.get(other, {})
     pairs = {place: (theirs[place], mine[place]) for place in sorted(mine) if place in theirs}
@@ -402,9 +443,12 @@ def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Differenc
         unequal.append("they were scored on different numbers of images")
     gain = Estimate.of(after[trial] - before[trial] for trial in after)
     assert gain is not None  # there is a trial
+    gains: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     changes: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for (_, domain), (base, new) in pairs.items():
-        changes[domain].append((base.top1, new.top1))
+        changes[domain].append((base.value, new.value))
+        gains[new.dataset][domain].append(new.value - base.value)
+    sign = METRICS[metric].sign
     return Difference(
         line=key,
         against=other,
@@ -412,13 +456,15 @@ def _difference(key: Key, other: Key, scores: Mapping[Key, Scores]) -> Differenc
         before=fmean(before.values()),
         after=fmean(after.values()),
         pairs=len(pairs),
-        improved=sum(new.top1 > base.top1 for base, new in pairs.values()),
+        improved=sum(sign * (new.value - base.value) > 0 for base, new in pairs.values()),
         changes={
             domain: (fmean(first for first, _ in values), fmean(last for _, last in values))
             for domain, values in sorted(changes.items())
         },
         remark=f"{both}: {'; '.join(unequal)}" if unequal else "",
         p=difference_p(gain),
+        metric=metric,
+        bootstrap=bootstrap([[fmean(own) for own in one.values()] for one in gains.values()]),
     )
 
 
@@ -429,15 +475,15 @@ def _gap_closed(
     baseline all scored; `None` where there is no gap beyond noise."""
     if difference is None or difference.gain is None or difference.line.kind != "method":
         return None
-    base = difference.against
+    base, sign = difference.against, METRICS[difference.metric].sign
     ceilings = [
         key for key in means if key.kind == "ceiling" and replace(key, method=base.method) == base
     ]
     if not ceilings:
         return None
-    keys = (difference.line, base, max(ceilings, key=means.__getitem__))
+    keys = (difference.line, base, max(ceilings, key=lambda key: sign * means[key]))
     new, low, high = _pair(scores, keys) or ({}, {}, {})
-    return ratio([new[t] - low[t] for t in new], [high[t] - low[t] for t in new])
+    return ratio([sign * (new[t] - low[t]) for t in new], [sign * (high[t] - low[t]) for t in new])
 
 
 def _correct(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -456,9 +502,11 @@ def _correct(rows: Sequence[Row]) -> tuple[Row, ...]:
     )
 
 
-def _best(column: Mapping[Key, Estimate | None]) -> frozenset[Key]:
-    """The best of a column, with those that print the same; of one alone there is no best."""
-    means = {key: float(percent(value.mean)) for key, value in column.items() if value is not None}
+def _best(column: Mapping[Key, Estimate | None], name: str) -> frozenset[Key]:
+    """The best of a column by the metric of this name, with those that print the same; of one alone
+    there is no best."""
+    metric, known = METRICS[name], {key: value for key, value in column.items() if value}
+    means = {key: metric.sign * float(metric.write(one.mean)) for key, one in known.items()}
     if len(means) < 2:
         return frozenset()
     top = max(means.values())

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from acclimate.config import metric_of
 from acclimate.core.errors import RunError, require_known
 from acclimate.records.folder import RUN
+from acclimate.records.metrics import TOP_1, find_metric
 from acclimate.results.comparison import (
     Expected,
     Observation,
@@ -26,17 +28,20 @@ from acclimate.results.sweep_folder import Failure, SweepFolder, sweeps_below
 MOST = 4  # things that a note names
 
 
-def load_report(folder: Path, *, title: str | None = None, baseline: Key | None = None) -> Report:
+def load_report(
+    folder: Path, *, title: str | None = None, baseline: Key | None = None, metric: str = ""
+) -> Report:
     """Everything that a page, a table or a figure about `folder` is drawn from.
 
-    `baseline` is the sweep's own, or ERM, unless given.
+    `baseline` is the sweep's own, or ERM, unless given; `metric` is that by which its runs chose
+    their weights.
     """
     load = _of_sweep if SweepFolder(folder).exists else _of_runs
-    report = load(folder, baseline)
+    report = load(folder, baseline, metric)
     return replace(report, title=title or report.title)
 
 
-def _of_runs(folder: Path, baseline: Key | None) -> Report:
+def _of_runs(folder: Path, baseline: Key | None, metric: str) -> Report:
     runs, sweeps = find_runs(folder), sweeps_below(folder)
     left_out = ", ".join(sweep.relative_to(folder).as_posix() for sweep in sweeps)
     if not runs and sweeps:
@@ -49,17 +54,21 @@ def _of_runs(folder: Path, baseline: Key | None) -> Report:
             "folder that holds the --out of `acclimate train`"
         )
     _check_baseline(folder, baseline, (run.algorithm for run in runs if run.problem is None))
-    report = report_of_runs(runs, folder, f"Runs in {folder.resolve().name}", baseline or ERM)
+    title = f"Runs in {folder.resolve().name}"
+    report = report_of_runs(runs, folder, title, baseline or ERM, metric)
     notes = [f"Sweeps below this folder are left out: {left_out}."] if sweeps else []
     return replace(report, notes=(*notes, *report.notes))
 
 
 def report_of_runs(
-    runs: Iterable[RunView], folder: Path, title: str, baseline: Key = ERM
+    runs: Iterable[RunView], folder: Path, title: str, baseline: Key = ERM, metric: str = ""
 ) -> Report:
     """A report of runs that belong to no sweep. Unfinished and damaged ones are only listed."""
     views = tuple(name_variants(runs))
-    scored = observations(views)
+    own = {metric_of(run.config) for run in views if run.finished is not None}
+    metric = metric or (own.pop() if len(own) == 1 else TOP_1)
+    _check_metric(folder, metric, views)
+    scored, seen = (observations(views, role, metric) for role in ("test", "train"))
     expected = expected_of_runs(scored)
     return Report(
         folder=folder,
@@ -67,14 +76,15 @@ def report_of_runs(
         runs=views,
         rules=("",),
         chosen={"": views},
-        results={"": compare(scored, expected, observations(views, "train"), baseline=baseline)},
+        results={"": compare(scored, expected, seen, baseline=baseline, metric=metric)},
         notes=tuple(_missing(expected, {"": scored}, "seed")),
     )
 
 
-def _of_sweep(folder: Path, baseline: Key | None) -> Report:
+def _of_sweep(folder: Path, baseline: Key | None, metric: str) -> Report:
     here = SweepFolder(folder)
     sweep = here.read()
+    metric = metric or sweep.metric
     _check_baseline(folder, baseline, (job.algorithm for job in sweep.jobs))
     baseline = baseline or Key.usual(sweep.baseline)
     # An ablation of embeddings has its plain models under `none` alone: all compare with them.
@@ -82,22 +92,24 @@ def _of_sweep(folder: Path, baseline: Key | None) -> Report:
     if len(variants) == 1:
         baseline = replace(baseline, variant=variants.pop())
     runs = sweep_runs(folder, sweep)
+    _check_metric(folder, metric, runs)
     # What cannot be read is listed as a problem, and chosen by no rule.
     records = {run.folder.name: run.records for run in runs}
     jobs = [job for job in sweep.jobs if job.id in records]
-    candidates = [one for job in jobs for one in candidates_of(job, records[job.id])]
+    candidates = [one for job in jobs for one in candidates_of(job, records[job.id], metric)]
     choices = choices_by_rule(candidates, sweep.rule, sweep.jobs)
     chosen = {rule: tuple(_select(runs, sweep, choices[rule])) for rule in choices}
-    expected = expected_of_sweep(sweep, runs)
-    scored = {rule: observations(chosen[rule]) for rule in chosen}
+    expected = expected_of_sweep(sweep, runs, metric)
+    scored = {rule: observations(chosen[rule], metric=metric) for rule in chosen}
     table = sweep.title if _varies_data(sweep) else ""
     results = {}
     for rule, views in chosen.items():
-        seen, options = observations(views, "train"), {"rule": rule, "together": table}
+        seen = observations(views, "train", metric)
+        options = {"rule": rule, "together": table, "metric": metric}
         results[rule] = compare(scored[rule], expected, seen, baseline=baseline, **options)
     notes = [
         f"{name}: {domain} has nothing to score, and is in no average."
-        for name, domain in sorted(without_rows(runs))
+        for name, domain in sorted(without_rows(runs, metric))
     ]
     # With one draw there is nothing to choose: tables are those of the first rule.
     bare = {rule: [replace(one, rule="") for one in tables] for rule, tables in results.items()}
@@ -168,6 +180,17 @@ def _check_baseline(folder: Path, baseline: Key | None, algorithms: Iterable[str
         require_known(name, set(algorithms), message)
 
 
+def _check_metric(folder: Path, metric: str, runs: Iterable[RunView]) -> None:
+    """Refuse one that no table knows, or that none of the scored runs has."""
+    find_metric(metric)
+    scores = [score for run in runs for score in run.final if score.top1 is not None]
+    if scores and all(score.value(metric) is None for score in scores):
+        raise RunError(
+            f"{folder}: no score in it has a '{metric}': the runs are older than it, or it has no "
+            "value with their classes; choose another of `acclimate list metrics`"
+        )
+
+
 def load_domainbed(
     folder: Path, *, title: str | None = None, baseline: Key | None = None
 ) -> Report:
@@ -176,7 +199,7 @@ def load_domainbed(
     every = {rule: selected(history, rule) for rule in RULES_BY_NAME}
     scored = {
         rule: [
-            Observation(**vars(place), top1=top1)
+            Observation(**vars(place), value=top1)
             for place, top1 in outcomes.items()
             if top1 is not None
         ]

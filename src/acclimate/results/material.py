@@ -2,17 +2,32 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
 
 from acclimate.core.errors import require_known
 from acclimate.records.doubt import Forecast
+from acclimate.records.folder import RunFolder
+from acclimate.records.predictions import Predictions
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.results.comparison import ALL, Comparison
 from acclimate.results.protocol import Axis, Sweep
-from acclimate.results.runs import RunView, scores_of
+from acclimate.results.runs import ERM, Key, RunView, scores_of
 from acclimate.results.selection import Choice
 from acclimate.results.sweep_folder import Failure, LabelCounts
+
+
+class ClassRows(NamedTuple):
+    """Predictions of one method on a data set, to look at class by class."""
+
+    dataset: str
+    label: str  # of the method
+    where: str
+    rows: Predictions
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,11 @@ class Report:
     def overall(self) -> Comparison:
         """The comparison over all data sets by the first rule, which sentences describe."""
         return self.results[self.rule][-1]
+
+    @property
+    def metric(self) -> str:
+        """What all its comparisons are of."""
+        return self.overall.metric
 
     @property
     def tables(self) -> list[Comparison]:
@@ -84,6 +104,27 @@ class Report:
             for name, runs in self.runs_by_dataset.items()
         }
         return [(name, *rehearsed) for name, rehearsed in first.items() if rehearsed is not None]
+
+    @cached_property
+    def by_class(self) -> list[ClassRows]:
+        """Of each data set, what the first contender (or the only method) predicted in its first
+        trial: on unseen domains, or on the training domains where none is unseen."""
+        found, lines = [], [*self.overall.contenders, *self.overall.lines]
+        for dataset, runs in self.runs_by_dataset.items():
+            usual = [Key.usual(run.algorithm, run.variant) for run in runs]
+            key = lines[0].key if lines else next(iter(usual), ERM)
+            own = [run for run in runs if run.counts_for(key)]
+            parts = []
+            for run in (run for run in own if run.replicate == own[0].replicate):
+                rows = RunFolder(run.folder).predictions()
+                if rows is not None:
+                    unseen = np.isin(rows.domain, run.domains["test"]) == bool(lines)
+                    parts.append(rows.where((rows.method == key.method) & unseen))
+            same = [rows for rows in parts if len(rows) and rows.classes == parts[0].classes]
+            if same:
+                where = "unseen domains" if lines else "held-out rows of training domains"
+                found.append(ClassRows(dataset, key.label, where, Predictions.joined(same)))
+        return found
 
     def limited(self, rules: Sequence[str]) -> "Report":
         """Only these rules, in this order."""

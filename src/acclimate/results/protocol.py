@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.config import AlgorithmName
+from acclimate.config import AlgorithmName, metric_of
 from acclimate.core.files import FORMAT
 
 RULES = {
@@ -97,6 +97,11 @@ class Sweep:
     jobs: tuple[Job, ...]
     axis: Axis | None = None
     draws: tuple[DataSet, ...] = ()  # of its data sets, for trials after the first
+
+    @property
+    def metric(self) -> str:
+        """That of all its jobs, by which steps and draws are chosen."""
+        return metric_of(self.jobs[0].config if self.jobs else {})
 
     def dataset(self, name: str) -> DataSet:
         return next(one for one in (*self.datasets, *self.draws) if one.name == name)

@@ -5,13 +5,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 from acclimate.config import AlgorithmName, flat
 from acclimate.core.errors import AcclimateError, RunError, SchemaError
 from acclimate.records.folder import REHEARSAL, RunFolder, runs_below
+from acclimate.records.metrics import TOP_1
 from acclimate.records.records import Finished, Records, Score, Started
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.results.protocol import Sweep
@@ -114,6 +115,11 @@ class RunView:
             for score in self.records.scores
             if score.moment == "final" and (self.rows is None or score.method in self.rows)
         ]
+
+    def counts_for(self, key: Key) -> bool:
+        """Whether its scores by the method of `key` count for that line."""
+        alike = (self.algorithm, self.variant) == (key.algorithm, key.variant)
+        return alike and (self.rows is None or key.method in self.rows)
 
     @property
     def starts(self) -> list[Started]:
@@ -230,12 +236,12 @@ _WHOLE_FIRST = ("all", "test", "val", "train")
 _SPLITS = {"test": _WHOLE_FIRST, "val": _WHOLE_FIRST, "train": ("test", "val", "all", "train")}
 
 
-def scores_of(run: RunView, role: str) -> list[Score]:
-    """The final scores on domains of a role, one per domain and method; missing ones left out, and
-    those of training that ran off to infinity."""
+def scores_of(run: RunView, role: str, metric: str = TOP_1) -> list[Score]:
+    """The final scores on domains of a role, one per domain and method; those without a value of
+    the metric left out, and those of training that ran off to infinity."""
     order, best = _SPLITS[role], dict[tuple[str, str], Score]()
     known = [s for s in run.final if s.role == role and s.split in order]
-    scored = [s for s in known if s.top1 is not None and isfinite(s.top1)]
+    scored = [s for s in known if isfinite(nan if (v := s.value(metric)) is None else v)]
     for score in sorted(scored, key=lambda s: order.index(s.split)):
         best.setdefault((score.domain, score.method), score)
     return list(best.values())

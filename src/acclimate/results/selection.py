@@ -1,10 +1,11 @@
 """Which run counts: each selection rule is a pure function of what the runs wrote down.
 
 For one data set, algorithm, variant, method, trial and target there is one scored run per draw of
-the settings. A rule gives each draw the value it compares by; the largest wins, the smaller draw
-(0: the default settings) where two are equal. What a rule cannot know is left out, never taken as
-0. One run serves all its methods, and each method chooses by its own scores; training domains alone
-are only scored as the algorithm is meant, so that by them all methods choose the same run.
+the settings. A rule gives each draw the value it compares by. The best wins: the largest, or of a
+metric such as nll the smallest; the smaller draw (0: the default settings) where two are equal.
+What a rule cannot know is left out, never taken as 0. One run serves all its methods, and each
+method chooses by its own scores; training domains alone are only scored as the algorithm is meant,
+so that by them all methods choose the same run.
 """
 
 from collections import defaultdict
@@ -14,7 +15,9 @@ from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
+from acclimate.config import metric_of
 from acclimate.core.errors import require_known
+from acclimate.records.metrics import METRICS, TOP_1
 from acclimate.records.records import Records, Score
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group, Job, Sweep, targets
 from acclimate.results.sweep_folder import SweepFolder
@@ -32,7 +35,8 @@ class Candidate:
     method: str
     training: float | None  # mean over the training domains' validation splits, kept weights
     validation: float | None  # mean over the validation domains, kept weights
-    unseen: Mapping[str, float | None]  # held-out domain -> accuracy by the method
+    unseen: Mapping[str, float | None]  # held-out domain -> score by the method
+    metric: str = TOP_1  # of all these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,23 +110,29 @@ RULES_BY_NAME: Mapping[str, Rule] = {
 }
 
 
-def candidates_of(job: Job, records: Records) -> list[Candidate]:
-    """What `records` say of a job, for each of its methods; nothing before it is finished."""
+def candidates_of(job: Job, records: Records, metric: str = "") -> list[Candidate]:
+    """What `records` say of a job, for each of its methods; nothing before it is finished. By its
+    own metric, unless another one is named."""
     if records.finished is None:
         return []
+    metric = metric or metric_of(job.config)
     scores = [score for score in records.scores if score.step == records.finished.kept_step]
     by_method = {name: [s for s in scores if s.method == name] for name in job.methods}
     usual = by_method[job.methods[0]]
-    training = _while_training(s for s in usual if s.role == "train" and s.split == "val")
+    on_splits = [s for s in usual if s.role == "train" and s.split == "val"]
+    training = _while_training(on_splits, metric)
     return [
         Candidate(
             job=job,
             method=method,
             training=training,
-            validation=_while_training(s for s in rows if s.role == "val"),
+            validation=_while_training([s for s in rows if s.role == "val"], metric),
             unseen={
-                s.domain: s.top1 for s in rows if s.moment == "final" and s.domain in job.held_out
+                s.domain: s.value(metric)
+                for s in rows
+                if s.moment == "final" and s.domain in job.held_out
             },
+            metric=metric,
         )
         for method, rows in by_method.items()
     ]
@@ -131,7 +141,8 @@ def candidates_of(job: Job, records: Records) -> list[Candidate]:
 def candidates(folder: Path, sweep: Sweep) -> list[Candidate]:
     """The finished runs of the sweep in `folder`, in the order of its jobs."""
     runs = SweepFolder(folder)
-    return [one for job in sweep.jobs for one in candidates_of(job, runs.run(job.id).records())]
+    records = ((job, runs.run(job.id).records()) for job in sweep.jobs)
+    return [one for job, own in records for one in candidates_of(job, own, sweep.metric)]
 
 
 def select(
@@ -193,8 +204,10 @@ def _choose(line: _Line, contest: Contest, rule: str, *, only_draw: bool) -> Cho
     alone = rule == ONE_SETTING or (rule in CROSS_VALIDATED and not contest.folds)
     unopposed = alone and only_draw
     draws = sorted(usable if unopposed else fit)
-    # Rounded, so that draws with the same accuracies tie whatever their sums' last bit.
-    draw = max(draws, key=lambda one: (round(fit.get(one, 0.0), 12), -one), default=None)
+    # Rounded, so that draws with the same scores tie whatever their sums' last bit.
+    sign = {draw: METRICS[run.metric].sign for draw, run in contest.scored.items()}
+    ranks = {one: (sign[one] * round(fit.get(one, 0.0), 12), -one) for one in draws}
+    draw = max(draws, key=ranks.__getitem__, default=None)
     return Choice(
         dataset=dataset,
         algorithm=algorithm,
@@ -273,12 +286,13 @@ def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
     return {draw: v for draw, v in values.items() if v is not None and isfinite(v)}
 
 
-def _while_training(scores: Iterable[Score]) -> float | None:
+def _while_training(scores: Iterable[Score], metric: str) -> float | None:
     """The mean of what validation looked at, on the kept weights where those are an average of
     several; of the final scores where it looked elsewhere."""
     by_moment: dict[str, list[float]] = defaultdict(list)
     for score in scores:
-        if score.top1 is not None:
-            by_moment[score.moment].append(score.top1)
+        value = score.value(metric)
+        if value is not None:
+            by_moment[score.moment].append(value)
     moments = [name for name in ("averaged", "validation", "final") if name in by_moment]
     return fmean(by_moment[moments[0]]) if moments else None

@@ -26,6 +26,7 @@ from acclimate.data.batches import Batch, Loader
 from acclimate.learn.models.backbones import restore
 from acclimate.learn.objective import Adversary, Losses, Objective
 from acclimate.records.folder import RunFolder
+from acclimate.records.metrics import METRICS, TOP_1
 from acclimate.records.records import Loss, Validated
 from acclimate.runs.averages import Average, make_average
 from acclimate.runs.device import (
@@ -189,6 +190,7 @@ class Phase:
     keep: Literal["best", "last"] = "last"
     average: AverageConfig = field(default_factory=AverageConfig)
     seeded_as: str = ""  # the phase whose random numbers it draws; its own unless it repeats one
+    metric: str = TOP_1  # which says what validation is best
 
 
 @dataclass
@@ -259,7 +261,9 @@ class Loop:
                 self._step(self.prepare(batch), step, may_divide=step < tried)
                 position = self._after(position, step + 1)
                 best = position.best_score
-                note = "" if best is None else f"best validation {best:.1%}"
+                metric = METRICS[self.phase.metric]
+                known = f"best validation {metric.write(best)}{metric.unit}"
+                note = "" if best is None else known
                 self.watch(self.phase.name, step + 1, self.phase.steps, note)
         return position
 
@@ -282,7 +286,7 @@ class Loop:
         if self.world.main:
             for score in validated.scores:
                 self.folder.append(replace(score, moment="averaged"))
-        return Position(position.step, window[1], validated.top1, window)
+        return Position(position.step, window[1], validated.value, window)
 
     def _divide(self, count: int) -> None:
         """Let backbones see batches in `count` micro-batches."""
@@ -387,10 +391,10 @@ class Loop:
         with average.applied() if average is not None else nullcontext():
             self._agree()  # an average has statistics of its own
             validated = validate(step)
-            score = validated.top1
+            score, sign = validated.value, METRICS[self.phase.metric].sign
             # Before its window an average has nothing to offer that could be kept.
-            best = -math.inf if position.best_score is None else position.best_score
-            if score is not None and score > best and (average is None or average.ready):
+            best = -math.inf if position.best_score is None else sign * position.best_score
+            if score is not None and sign * score > best and (average is None or average.ready):
                 position = Position(step, step, score)
                 if self.phase.keep == "best" and self.world.main:
                     file = self.folder.best(self.phase.name, step)

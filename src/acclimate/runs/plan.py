@@ -24,6 +24,8 @@ from acclimate.learn.models import Predictor, default_backbone
 from acclimate.learn.models.backbones import SMALL
 from acclimate.learn.models.class_vectors import read_class_vectors
 from acclimate.learn.site import FEW_DOMAINS, MOST_DOMAINS_PER_STEP
+from acclimate.records.metrics import find_metric
+from acclimate.records.predictions import COLUMNS, Predictions
 
 WITHOUT_WEIGHTS = frozenset({"small-cnn", "mlp"})
 # On frozen features a small one: what learns on them fits a few training domains at once.
@@ -144,6 +146,7 @@ def make_plan(
     manifest = _learnable(config, manifest, train)
     plan = Plan(config, algorithm, manifest, train, val, test, data_digest=data_digest)
     _check_unseen_domains(plan)
+    _check_metric(config.train.metric, plan.classes)
     side = _typical_side(config, manifest, train) if check_files else None
     plan, freezing = _resolve(plan, side, device)
     plan, rehearsing = _resolve_rehearsal(plan, device)
@@ -173,6 +176,14 @@ def check_components(config: RunConfig) -> ChosenAlgorithm:
     method_settings(config.adapt)
     scored_chains(config.adapt, config.algorithm)
     return algorithm
+
+
+def _check_metric(name: str, classes: tuple[str, ...]) -> None:
+    """Refuse a metric that has no value with so many classes, told by a row of each."""
+    rows = Predictions(classes, *[np.arange(len(classes))] * len(COLUMNS))
+    if find_metric(name).of(rows) is None:
+        some = count(len(classes), "class", "classes")
+        raise ConfigError(f"train.metric: '{name}' has no value with {some}; choose another metric")
 
 
 def _find_unseen(config: RunConfig, manifest: Manifest) -> tuple[tuple[str, ...], tuple[str, ...]]:

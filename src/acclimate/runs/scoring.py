@@ -72,7 +72,8 @@ def validate(subject: Subject, step: int) -> Validated:
         each = ((name, [_as_trained(subject, name)]) for name in plan.val_domains)
         rows = (score for name, own in each for score in _unseen_scores(subject, name, own))
     scores = [replace(score, moment="validation", step=step) for score, _ in rows]
-    return Validated(scores, _mean(s.top1 for s in scores), _mean(s.loss for s in scores))
+    value = _mean(s.value(plan.config.train.metric) for s in scores)
+    return Validated(scores, value, _mean(s.loss for s in scores))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

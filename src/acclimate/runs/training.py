@@ -295,6 +295,7 @@ def train_predictor(
         settings.keep,
         settings.average,
         seeded_as=MAIN,  # Step A that repeats the run `erm` draws what that one draws
+        metric=settings.metric,
     )
     return session.loop(
         objective,

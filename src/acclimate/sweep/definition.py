@@ -19,6 +19,7 @@ from acclimate.sweep.settings import SweepConfig
 
 EACH, ROLES, FOLDS = "each", "roles", "folds"
 OWN = ("algorithm", "seed", "test_domains", "val_domains")  # a sweep decides these for its runs
+FOR_ALL = {"data.min_images": "leave out domains", "train.metric": "choose by another metric"}
 FLAGS = "sweep"  # what errors call the command line
 
 
@@ -104,11 +105,12 @@ def _settings(values: object, name: str, where: str, folder: Path) -> dict[str, 
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: '{name}' must be a table of settings, not {values!r}")
     settings = nested(flat(values))
-    if name != "settings" and "min_images" in settings.get("data", {}):
-        raise ConfigError(
-            f"{where}: '{name}.data.min_images' would leave out domains in some runs only; set it "
-            f"for all of them, under settings"
-        )
+    for path, harm in FOR_ALL.items():
+        if name != "settings" and path in flat(settings):
+            raise ConfigError(
+                f"{where}: '{name}.{path}' would {harm} in some runs only; set it for all of them, "
+                f"under settings"
+            )
     for key in OWN:
         if key in settings:
             raise ConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from acclimate.paper.figures.scales import is_logarithmic, log_axis
+from acclimate.records.metrics import METRICS, TOP_1, Metric, measured
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import TEXT, Drawing, Illustration
 from acclimate.results.comparison import Comparison, Row
@@ -32,7 +33,9 @@ def illustrate(report: Report) -> Iterable[Illustration]:
 def _caption(comparisons: Sequence[Comparison], axis: Axis) -> Iterable[str]:
     """Of what is drawn, and nothing else."""
     rows = [row for one in _varied(comparisons) for line in _lines(one).values() for row in line]
-    yield f"Accuracy on unseen domains by {axis.label}."
+    metric = comparisons[0].metric
+    what = "Accuracy" if metric == TOP_1 else measured(metric)
+    yield f"{what} on unseen domains by {axis.label}."
     if any(row.average is not None and row.average.se is not None for row in rows):
         yield "Whiskers are one standard error over trials."
     else:
@@ -64,10 +67,11 @@ def draw(
             labels.add(key.label)
             gid = f"line-{number}-{algorithm}-{method}"
             titles |= _draw_line(
-                ax, rows, places, colours[algorithm], label, gid, joined=axis.ordered
+                *(ax, rows, places, colours[algorithm], label, gid, METRICS[results.metric]),
+                joined=axis.ordered,
             )
         _scale(ax, axis, places)
-        ax.set_ylabel("accuracy, %")
+        ax.set_ylabel(measured(results.metric))
         canvas.plain(ax, "y")
         if len(comparisons) > 1:
             canvas.headline(ax, canvas.short(results.dataset, 40))
@@ -103,6 +107,7 @@ def _draw_line(
     colour: str,
     label: str,
     gid: str,
+    metric: Metric,
     *,
     joined: bool,
 ) -> dict[str, str]:
@@ -112,7 +117,7 @@ def _draw_line(
     titles: dict[str, str] = {}
     for row in rows:
         if row.key.variant not in places and row.average is not None:
-            ax.axhline(100 * row.average.mean, **(style | {"alpha": 0.7}), label=label)
+            ax.axhline(metric.scale * row.average.mean, **(style | {"alpha": 0.7}), label=label)
             label = ""
     placed = sorted(
         ((places[row.key.variant], row) for row in rows if row.key.variant in places),
@@ -121,18 +126,18 @@ def _draw_line(
     if not placed:
         return titles
     values = [row.average for _, row in placed if row.average is not None]
-    x, y = [place for place, _ in placed], [100 * value.mean for value in values]
+    x, y = [place for place, _ in placed], [metric.scale * value.mean for value in values]
     hollow = "none" if kind != "method" else colour
     mark: dict[str, Any] = {"marker": _MARKS[kind], "markerfacecolor": hollow, "markersize": 4.5}
     # With its mark, for the legend's sake; the marks below are those that can be pointed at.
     ax.plot(x, y, **(style | mark | ({} if joined else {"linestyle": ""})), label=label)
     for number, ((place, row), value) in enumerate(zip(placed, values, strict=True)):
-        mean, se = 100 * value.mean, 100 * (value.se or 0.0)
+        mean, se = metric.scale * value.mean, metric.scale * (value.se or 0.0)
         ax.errorbar(place, mean, yerr=se or None, color=colour, capsize=2.5, linewidth=1)
         ax.plot(
             place, mean, linestyle="", color=colour, **mark, gid=f"{gid}-{number}"
         )  # fmt: skip
-        titles[f"{gid}-{number}"] = f"{row.key.label}: {in_percent(value)} %"
+        titles[f"{gid}-{number}"] = f"{row.key.label}: {in_percent(value, metric)}{metric.unit}"
     return titles
 
 

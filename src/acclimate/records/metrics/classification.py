@@ -6,6 +6,7 @@ import numpy as np
 from acclimate.records.predictions import Predictions
 
 BINS = 15  # as Guo et al. (2017)
+SURE = 0.9  # confidence from which an answer counts as sure
 
 
 def top_1(rows: Predictions) -> float:
@@ -20,6 +21,12 @@ def top_5(rows: Predictions) -> float | None:
 def worst_domain(rows: Predictions) -> float:
     """The lowest top-1 accuracy of a domain."""
     return min(top_1(rows.where(rows.domain == name)) for name in set(rows.domain))
+
+
+def worst_group(rows: Predictions) -> float:
+    """The lowest top-1 accuracy of the rows of one class in one domain."""
+    parts = (rows.where(rows.domain == name) for name in set(rows.domain))
+    return min(float(np.nanmin(recall(part))) for part in parts)
 
 
 def confusion(rows: Predictions) -> np.ndarray:
@@ -46,11 +53,15 @@ def balanced_accuracy(rows: Predictions) -> float:
     return float(np.nanmean(recall(rows)))
 
 
-def macro_f1(rows: Predictions) -> float:
-    """Mean F1 of the classes that have rows or are predicted; F1 = 2 right / (rows + predicted)."""
+def f1(rows: Predictions) -> np.ndarray:
+    """[C]: 2 right / (rows + predicted); NaN for a class that has no rows and is not predicted."""
     right, labelled, predicted = _counts(rows)
-    occurs = labelled + predicted > 0
-    return float((2 * right[occurs] / (labelled + predicted)[occurs]).mean())
+    return _shares(2 * right, labelled + predicted)
+
+
+def macro_f1(rows: Predictions) -> float:
+    """Mean F1 of the classes that have rows or are predicted."""
+    return float(np.nanmean(f1(rows)))
 
 
 def _counts(rows: Predictions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -63,6 +74,35 @@ def _counts(rows: Predictions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
+
+
+def auroc(rows: Predictions) -> float | None:
+    """The chance that a row of the second class has a higher probability of it than a row of the
+    first class has; ties count half. None unless there are two classes, with rows of both, and all
+    probabilities are numbers."""
+    positives = int(rows.label.sum())
+    defined = len(rows.classes) == 2 and not np.isnan(rows.p_predicted).any()
+    if not defined or not 0 < positives < len(rows):
+        return None
+    # Not by `p_label`: of two rows alike but for the label, rounding would break the tie.
+    sure = rows.p_predicted.astype(np.float64)
+    _, place = np.unique(np.where(rows.predicted == 1, sure, 1 - sure), return_inverse=True)
+    first, second = (np.bincount(place[rows.label == one], minlength=len(rows)) for one in (0, 1))
+    below = np.cumsum(first) - first / 2
+    return float(second @ below / (positives * (len(rows) - positives)))
+
+
+def coverage(rows: Predictions) -> float:
+    """Share of the rows whose prediction has a probability of `SURE` or more; NaN where one has
+    none."""
+    p = rows.p_predicted
+    return float(np.where(np.isnan(p), np.nan, p >= np.float32(SURE)).mean())
+
+
+def selective_accuracy(rows: Predictions) -> float | None:
+    """Accuracy of those rows; None where there are none."""
+    sure = rows.where(rows.p_predicted >= np.float32(SURE))
+    return top_1(sure) if len(sure) else None
 
 
 def nll(rows: Predictions) -> float:

@@ -16,6 +16,7 @@ from acclimate.core.errors import require_known
 from acclimate.report.figures import (
     accuracy,
     answers,
+    confusion,
     domain_map,
     label_shares,
     learning,
@@ -30,6 +31,7 @@ FIGURES: Figures = {
     "answers": answers.illustrate,
     "methods": accuracy.by_method,
     "domains": accuracy.gains,
+    "confusion": confusion.illustrate,
     "map": domain_map.illustrate,
     "labels": label_shares.illustrate,
     "learning": learning.illustrate,

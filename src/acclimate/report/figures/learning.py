@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from acclimate.config import AlgorithmName
+from acclimate.records.metrics import METRICS, TOP_1, measured
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing, Illustration
 from acclimate.results.material import Report
@@ -18,7 +19,6 @@ _CROWD = 20  # beyond, lines are thin and faint
 _PANELS = {
     "embedding": "embedding: loss",
     "main": "classifier: loss",
-    "validation": "classifier: validation accuracy, %",
 }
 
 
@@ -29,19 +29,22 @@ def illustrate(report: Report) -> Iterable[Illustration]:
         chosen = [run for run in report.chosen[report.rule] if run.problem is None] or runs
         runs = chosen[:: -(-len(chosen) // MOST_CURVES)]
         which = f"One line per chosen run ({len(runs)} of {len(chosen)})"
-    drawing = draw(runs, canvas.colours_of(report))
+    drawing = draw(runs, canvas.colours_of(report), report.metric)
     if drawing is not None:
         yield Illustration(
             "Learning curves",
-            f"{which}, as far as it went: a loss should fall and level off; a validation accuracy "
-            "that falls again late in training is a sign of overfitting.",
+            f"{which}, as far as it went: a loss should fall and level off; a validation score "
+            "that turns worse late in training is a sign of overfitting.",
             drawing,
         )
 
 
-def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
+def draw(
+    runs: Sequence[RunView], colours: Mapping[str, str], metric: str = TOP_1
+) -> Drawing | None:
     """A panel for the loss of each phase and one for the validation score; a line per run."""
-    panels = _curves(runs)
+    panels = _curves(runs, metric)
+    headings = _PANELS | {"validation": f"classifier: validation {measured(metric)}"}
     if not panels:
         return None
     order = sorted(panels, key=lambda name: {"embedding": 0, "validation": 2}.get(name, 1))
@@ -53,7 +56,7 @@ def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
             marks = "o" if len(curve) == 1 else "-"  # one point makes no line
             colour = colours[run.algorithm]
             ax.plot(*zip(*curve, strict=True), marks, color=colour, markersize=4, **style)
-        canvas.headline(ax, _PANELS.get(name, f"{name}: loss"))
+        canvas.headline(ax, headings.get(name, f"{name}: loss"))
         canvas.plain(ax, "y")
     ax.set_xlabel("training step")
     drawn = {run.algorithm for curves in panels.values() for run, _ in curves}
@@ -66,7 +69,7 @@ def draw(runs: Sequence[RunView], colours: Mapping[str, str]) -> Drawing | None:
 _Curve = list[tuple[int, float]]  # step, value
 
 
-def _curves(runs: Sequence[RunView]) -> dict[str, list[tuple[RunView, _Curve]]]:
+def _curves(runs: Sequence[RunView], metric: str) -> dict[str, list[tuple[RunView, _Curve]]]:
     """By panel; a panel where no run has two points shows nothing."""
     panels: dict[str, list[tuple[RunView, _Curve]]] = defaultdict(list)
     # Adaptive runs are drawn below the others, which have fewer phases to show.
@@ -75,8 +78,9 @@ def _curves(runs: Sequence[RunView]) -> dict[str, list[tuple[RunView, _Curve]]]:
         for loss in run.records.losses:
             curves[loss.phase][loss.step].append(loss.risk)
         for score in run.records.scores:
-            if score.moment == "validation" and score.top1 is not None:
-                curves["validation"][score.step].append(100 * score.top1)
+            value = score.value(metric)
+            if score.moment == "validation" and value is not None:
+                curves["validation"][score.step].append(METRICS[metric].scale * value)
         for name, steps in curves.items():
             panels[name].append((run, [(step, fmean(steps[step])) for step in sorted(steps)]))
     return {name: own for name, own in panels.items() if any(len(curve) > 1 for _, curve in own)}
