@@ -88,6 +88,8 @@ class Rehearsal:
     head: str = NETWORK  # the plain head in use,
     heads: tuple[Promise, ...] = ()  # and all that were tried, beside the network ("none")
     another_site: Promise | None = None  # what the last of the sites added to a regression
+    # Chains that change the backbone beside what `adapt` does ("none"), with as many images.
+    backbone: tuple[Promise, ...] = ()
 
     @property
     def chains(self) -> tuple[str, ...]:
@@ -203,7 +205,7 @@ def verdict(rehearsal: Rehearsal) -> list[str]:
         said.append(f"Expected accuracy at a new site: {expected}.")
     if promise.answers:
         said.append(_about_answers(promise))
-    said += [*_about_heads(rehearsal), *_next_steps(rehearsal, most)]
+    said += [*_about_heads(rehearsal), *_about_backbone(rehearsal), *_next_steps(rehearsal, most)]
     if not rehearsal.exact:
         said.append(
             "The network had seen the rehearsed sites in training, so that a new one may differ "
@@ -225,6 +227,17 @@ def _about_heads(rehearsal: Rehearsal) -> Iterable[str]:
         yield (
             f"The plain model is a {rehearsal.head}: {own} % where a site was held out; on the "
             f"same features {', '.join(others)}."
+        )
+
+
+def _about_backbone(rehearsal: Rehearsal) -> Iterable[str]:
+    """The best chain that changes the backbone beside the one in use, in a sentence."""
+    beside = [promise for promise in rehearsal.backbone if promise.chain != "none"]
+    if beside:
+        best = max(beside, key=lambda promise: promise.gain)
+        yield (
+            f"{best.chain}, which changes the backbone, beside what `adapt` does with {best.n} "
+            f"images: {difference(best)}; `adapt` uses it where it is named (--method)."
         )
 
 

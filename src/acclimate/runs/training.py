@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods import scored_chains
+from acclimate.adapt.methods import backbone_chains, scored_chains
 from acclimate.config import RunConfig
 from acclimate.core.distributed import one_thread
 from acclimate.core.errors import RunError
@@ -108,6 +108,8 @@ def train(
                 predictor = on_features_of(now.extractor, learned, now.size)
             for chain in scored_chains(config.adapt, config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
+            for chain in backbone_chains(config.adapt) if after is not None else ():
+                chain.require(predictor)
             # Step A, and the training domains' μ.
             table = None if phi is None else learn_embedding(now, phi, shared)
             # Step B.
