@@ -30,6 +30,7 @@ from acclimate.records.rehearsal import (
 ONE_SIGMA = 0.8413  # the share of the normal distribution below 1
 DOUBT = 0.1  # that a choice may leave
 ALLOWED_LOSS = 0.003  # of accuracy, where label frequencies stay as they are
+AS_GOOD = 0.005  # of accuracy: strengths of `labels` within so much of the best do as well
 Tried = tuple[tuple[str, float | str], ...]  # settings, hashable
 _Key = tuple[str, Tried, str, int, str]  # chain, settings, domain, n, frequencies
 
@@ -96,8 +97,8 @@ def conclude_labels(trials: Sequence[Trial]) -> tuple[tuple[Promise, ...], dict[
     what so many labels promise, and the strengths that gained most."""
     promises, strengths = [], {}
     for k in sorted({trial.n for trial in trials}):
-        # Sites that were held out are easier to mend than a new one: of strengths that do about
-        # as well, the firmest.
+        # Of strengths that do as well, the firmest: what is next to nothing here may be a loss at
+        # a new site, and few sites cannot tell.
         table = replace(_Table.of([trial for trial in trials if trial.n == k]), firm=True)
         promise = table.promise("labels", k, "as they are")
         if promise is not None and promise.domains > 1:
@@ -193,7 +194,7 @@ class _Table:
     kinds: tuple[Frequencies, ...]
     chains: tuple[str, ...]
     cells: Mapping[_Key, _Cell]
-    firm: bool = False  # whether the first settings within one standard error of the best are best
+    firm: bool = False  # whether the first settings that do as well as the best are the best
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> "_Table":
@@ -232,14 +233,10 @@ class _Table:
                 and (gain := self.gain(chain, settings, domain, n, shifted)) is not None
             ]
 
-        def behind(settings: Tried) -> list[float]:
-            return [most - own for most, own in zip(gains(best), gains(settings), strict=True)]
-
         tried = dict.fromkeys(settings for of, settings, *_ in self.cells if of == chain)
-        best = max(tried, key=lambda one: fmean(own) if (own := gains(one)) else -math.inf)
-        if self.firm and len(gains(best)) > 1:
-            return next(one for one in tried if _within_noise(behind(one)))
-        return best
+        worth = {one: fmean(own) if (own := gains(one)) else -math.inf for one in tried}
+        least = max(worth.values()) - (AS_GOOD if self.firm else 0.0)
+        return next(one for one, gain in worth.items() if gain >= least)
 
     def others_choice(self, chain: str, domain: str) -> Tried:
         """The settings that the other domains choose: a promise is not its own judge."""
@@ -292,12 +289,6 @@ class _Table:
             ),
             answers=answers(np.stack(counts)) if len(counts) == len(cells) else (),
         )
-
-
-def _within_noise(gaps: Sequence[float]) -> bool:
-    """Whether the mean of gaps, one for each domain, is no more than its standard error."""
-    error = stdev(gaps) / math.sqrt(len(gaps))
-    return fmean(gaps) <= quantile(len(gaps), ONE_SIGMA) * error
 
 
 def _cell(draws: Sequence[Trial]) -> _Cell:
