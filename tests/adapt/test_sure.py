@@ -46,7 +46,6 @@ def rehearsed(domains: int = 4) -> Trained:
     rehearsal = Rehearsal(
         promises=promises,
         chosen={20: "prior"},
-        settings={},
         temperatures={"none": 1.0},
         domains=domains,
         exact=True,

@@ -37,6 +37,7 @@ class Promise:
     error: float | None  # its standard error, never less than chance leaves; None for one domain
     accuracy: float
     domains: int
+    settings: Settings = field(default_factory=dict)  # of its methods, that all domains choose
     forecasts: tuple[Forecast, ...] = ()  # of the accuracy at a new domain; see `doubt.forecasts`
     answers: tuple[Answer, ...] = ()  # where only sure images are answered
 
@@ -74,7 +75,6 @@ class Rehearsal:
 
     promises: tuple[Promise, ...]
     chosen: Mapping[int, str]
-    settings: Mapping[str, Settings]  # by chain, of those that have methods
     temperatures: Mapping[str, float]  # of "none" and "embedding": `start` divides logits by it
     domains: int
     exact: bool  # the backbone had not seen the held-out domains
@@ -102,13 +102,14 @@ class Rehearsal:
 
     def settings_for(self, chain: str, n: int | None = None) -> dict[str, Any]:
         """The settings of the chain's methods, as `adapt` takes them: those that each had after the
-        same start. A strength grows where `n` images are fewer than in any rehearsal."""
+        same start, as rehearsed with the most images that were not more than `n`. A strength grows
+        where these are fewer than in any rehearsal."""
         steps, settings = chain.split("+"), dict[str, Any]()
+        images, rehearsed = max(self.chosen) if n is None else n, self.chains
         for step in steps:
             name = f"embedding+{step}" if "embedding" in steps else step
-            settings |= self.settings.get(name, {})
-        least = min(self.chosen)
-        missing = max(least / max(least if n is None else n, 1), 1.0)
+            settings |= self.promise(name, images).settings if name in rehearsed else {}
+        missing = max(min(self.chosen) / max(images, 1), 1.0)
         return {
             key: value * missing if key.endswith(".strength") else value
             for key, value in settings.items()
@@ -152,6 +153,10 @@ class Rehearsal:
     def from_dict(cls, stored: Mapping[str, Any], *, where: str) -> "Rehearsal":
         try:
             values = {key: value for key, value in stored.items() if key != "verdict"}
+            older = values.pop("settings", {})  # once they were the same for all sizes
+            values["promises"] = [
+                {"settings": older.get(one["chain"], {}), **one} for one in values["promises"]
+            ]
             values["chosen"] = {int(one["n"]): one["chain"] for one in stored["chosen"]}
             values["explained"] = {int(one["n"]): one["share"] for one in stored["explained"]}
             strengths = {int(one["n"]): float(one["s"]) for one in stored["label_strengths"]}
