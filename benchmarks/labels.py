@@ -1,25 +1,28 @@
 """What a rehearsed model gains at a new site, by its images and by a few labels, beside promises.
 
     python benchmarks/labels.py PACS --seeds 3           # each domain unseen in turn
+    python benchmarks/labels.py runs/bench-shift/*/*.parquet --px 96   # their unseen domains
     python benchmarks/labels.py --seeds 3 --jobs 2       # made families of sites
 
 Features of photographs are those of a frozen backbone. A new site gives half of its images (300 at
 most) to adapt on, of which some are labelled: chosen at random, or as `acclimate suggest` does. The
 other half is scored, by scikit-learn's logistic regression (C = 1), the plain model, `auto`, its
-two controls, and with labels. Gains are compared with what rehearsal promised for them.
+two controls, every method that was rehearsed, and with labels. Gains are compared with what
+rehearsal promised for them.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
+from itertools import chain, product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
@@ -35,6 +38,7 @@ from acclimate.core.progress import unwatched
 from acclimate.core.randomness import stream
 from acclimate.core.text import percent, signed
 from acclimate.data.manifest import Manifest
+from acclimate.data.readers import read_arrays
 from acclimate.data.source import Quarantine
 from acclimate.learn.frozen import Extraction
 from acclimate.learn.images import Images
@@ -44,6 +48,10 @@ from floors import FAMILIES, Family
 
 ROOT = Path(__file__).resolve().parent.parent
 LABELS, MOST = (10, 20, 50), 300
+SHOWN = (
+    *("logistic C=1", "plain", "auto", "neutral", "other"),
+    *(f"{count} {way}" for count in LABELS for way in ("suggested", "random")),
+)
 FEW_SITES, NEW = (4, 6, 10, 20), 5
 SMALL = {"train.steps": 200, "adapt.site.batch": 128, "adapt.site.width": 64, "adapt.site.dim": 16}
 Rows = tuple[np.ndarray, np.ndarray]  # features [n, f], labels [n]
@@ -57,6 +65,17 @@ class Case(NamedTuple):
     train: tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, domains
     new: Sequence[Rows]
     settings: Mapping[str, Any]
+    pictures: np.ndarray | None = None  # that the rows of `train` show, where several show one
+
+    @property
+    def manifest(self) -> Manifest:
+        x, y, domains = self.train
+        table, classes = read_arrays(x, np.array([f"{label:04}" for label in y]), domains, None)
+        if self.pictures is not None:
+            table = table.append_column("group", pa.array(self.pictures.astype(str)))
+        return Manifest.from_rows(
+            table, Path.cwd(), "arrays", classes=classes, val_share=0.2, seed=0
+        )
 
 
 class Outcome(NamedTuple):
@@ -69,22 +88,28 @@ class Outcome(NamedTuple):
     promises: Mapping[str, tuple[float, float, float]]
 
 
-def photographs(folder: Path, seeds: Sequence[int], size: int) -> Iterator[Case]:
-    """Each domain of a folder unseen in turn."""
-    manifest, backbone = Manifest.open(folder), build_backbone("efficientnet-lite0")
-    every = {domain: manifest.rows(domain=domain) for domain in manifest.domains}
+def photographs(data: Path, seeds: Sequence[int], size: int, pixels: int | None) -> Iterator[Case]:
+    """The unseen domains of a manifest that has some; otherwise each domain unseen in turn."""
+    manifest, backbone = Manifest.open(data), build_backbone("efficientnet-lite0")
+    roles = manifest.roles()
+    tests = [name for name, role in roles.items() if role == "test"]
+    known = [name for name in manifest.domains if roles.get(name, "train") == "train"]
+    every = {domain: manifest.rows(domain=domain) for domain in (*known, *tests)}
     keep = [stream(0, "some", name).permutation(own)[:size] for name, own in every.items()]
     rows = np.sort(np.concatenate(keep))
-    network = Extraction(backbone.requires_grad_(False).eval(), "efficientnet-lite0", backbone.size)
+    frozen = backbone.requires_grad_(False).eval()
+    network = Extraction(frozen, "efficientnet-lite0", pixels or backbone.size)
     source = network.extract(
         manifest, rows, DataConfig(), Quarantine(), beside=Path.cwd(), world=World()
     )
     x, y = source.take(rows)[0].numpy(), manifest.label_index[rows]
     domain = np.array(manifest.domain_names)[rows]
-    for seed, unseen in product(seeds, manifest.domains):
-        mine = domain == unseen
+    for seed, unseen in product(seeds, [tests] if tests else [[name] for name in known]):
+        mine = np.isin(domain, unseen)
         train = x[~mine], y[~mine], domain[~mine]
-        yield Case(unseen, seed, train, [(x[mine], y[mine])], {})
+        new = [(x[domain == name], y[domain == name]) for name in unseen]
+        name, shown = data.parent.name if tests else unseen[0], manifest.unit_ids[rows][~mine]
+        yield Case(name, seed, train, new, {}, shown)
 
 
 def made(seeds: Sequence[int]) -> Iterator[Case]:
@@ -100,9 +125,9 @@ def made(seeds: Sequence[int]) -> Iterator[Case]:
 
 def measure(case: Case) -> list[Outcome]:
     torch.set_num_threads(1)
-    x, y, domains = case.train
+    x, y, _ = case.train
     own: dict[str, Any] = {"settings": dict(case.settings), "device": "cpu"}
-    model = AdaptiveClassifier(seed=case.seed, **own, watch=unwatched).fit(x, y, domains)
+    model = AdaptiveClassifier(seed=case.seed, **own, watch=unwatched).fit(case.manifest)
     regression = LogisticRegression(max_iter=2000).fit(x, y)
     return [
         _at(case, model, regression, place, rows.astype("f4"), labels)
@@ -124,8 +149,7 @@ def _at(
     seen, scored = order[: min(len(x) // 2, MOST)], order[len(x) // 2 :]
     trained, rehearsal = model.trained, model.trained.rehearsal
     auto = model.adapt(x[seen])
-    chain = find_chain(auto.method)
-    start = trained.start(embedding=chain.embedding)
+    start = trained.start(embedding=find_chain(auto.method).embedding)
     rows, _, domains = case.train
     other = Images(torch.from_numpy(rows[domains == domains[0]][:MOST]), trained.device)
     settings = {} if rehearsal is None else rehearsal.settings_for(auto.method, len(other))
@@ -142,17 +166,22 @@ def _at(
         for way, chosen in ways.items():
             labels: list[Any] = [None] * len(seen)
             for one in chosen:
-                labels[one] = y[seen[one]]
+                labels[one] = trained.classes[y[seen[one]]]
             site = model.adapt(x[seen], labels=labels)
             found[f"{count} {way}"] = _accuracy(site.predictor, x[scored], y[scored])
-    promises = {}
+    promises: dict[str, Promise | None] = {}
     if rehearsal is not None:
-        own = [rehearsal.with_labels(count) for count in LABELS]
-        named = {f"{count} suggested": one for count, one in zip(LABELS, own, strict=True)}
+        promises = {f"{count} suggested": rehearsal.with_labels(count) for count in LABELS}
+        for name in (one for one in rehearsal.chains if one != "none"):
+            method = find_chain(name, settings=rehearsal.settings_for(name, len(seen)))
+            images = Images(torch.from_numpy(x[seen]), trained.device)
+            adapted = adapt_model(trained.start(embedding=method.embedding), images, method)[0]
+            found[name] = _accuracy(adapted, x[scored], y[scored])
+            promises[name] = rehearsal.promise(name, len(seen))
         if auto.method != "none":
-            named["auto"] = rehearsal.promise(auto.method, len(seen))
-        promises = {name: told for name, one in named.items() if (told := _promised(one))}
-    return Outcome(case.name, case.seed, len(set(case.train[2])), found, promises)
+            promises["auto"] = promises[auto.method]
+    told = {name: told for name, one in promises.items() if (told := _promised(one))}
+    return Outcome(case.name, case.seed, len(set(case.train[2])), found, told)
 
 
 def _promised(promise: Promise | None) -> tuple[float, float, float] | None:
@@ -166,36 +195,58 @@ def _accuracy(predictor: Any, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def gain(outcome: Outcome, name: str) -> float:
-    """Of `auto` over the plain model, and of labels over `auto`."""
-    return outcome.accuracies[name] - outcome.accuracies["plain" if name == "auto" else "auto"]
+    """Of a method over the plain model, and of labels over `auto`."""
+    labels = name.endswith("suggested")
+    return outcome.accuracies[name] - outcome.accuracies["auto" if labels else "plain"]
 
 
-def table(outcomes: Sequence[Outcome], by: str) -> Iterable[str]:
+def grouped(outcomes: Sequence[Outcome], by: str) -> dict[Any, list[Outcome]]:
     groups: dict[Any, list[Outcome]] = defaultdict(list)
     for one in outcomes:
         groups[getattr(one, by)].append(one)
-    names = list(outcomes[0].accuracies)
-    yield f"| {by} | cases | {' | '.join(names)} |"
-    yield f"|---|---:|{'---:|' * len(names)}"
-    for key, own in {**groups, "all": list(outcomes)}.items():
-        cells = [percent(fmean(one.accuracies[name] for one in own)) for name in names]
+    return {**groups, "all": list(outcomes)}
+
+
+def table(outcomes: Sequence[Outcome], by: str) -> Iterable[str]:
+    yield f"| {by} | cases | {' | '.join(SHOWN)} |"
+    yield f"|---|---:|{'---:|' * len(SHOWN)}"
+    for key, own in grouped(outcomes, by).items():
+        cells = [percent(fmean(one.accuracies[name] for one in own)) for name in SHOWN]
         yield f"| {key} | {len(own)} | {' | '.join(cells)} |"
 
 
+def promised(outcomes: Sequence[Outcome], by: str) -> Iterable[str]:
+    """Mean promised and true gains, in points."""
+    names = ["auto", *(f"{count} suggested" for count in LABELS)]
+    yield f"| {by}: promised, true gain | {' | '.join(names)} |"
+    yield f"|---|{'---:|' * len(names)}"
+    for key, own in grouped(outcomes, by).items():
+        cells = []
+        for name in names:
+            met = [(one.promises[name][1], gain(one, name)) for one in own if name in one.promises]
+            means = [signed(fmean(part)) for part in zip(*met, strict=True)]
+            cells.append(f"{', '.join(means)} ({len(met)})" if met else "–")
+        yield f"| {key} | {' | '.join(cells)} |"
+
+
 def pairs(outcomes: Sequence[Outcome]) -> Iterable[str]:
-    """Promised gains beside measured ones."""
-    met = [(told, gain(one, name)) for one in outcomes for name, told in one.promises.items()]
-    if len(met) < 3:
-        return
-    inside = [low <= true <= high for (low, _, high), true in met]
-    rank = spearmanr([mean for (_, mean, _), _ in met], [true for _, true in met]).statistic
-    error = stdev(map(float, inside)) / len(inside) ** 0.5
-    off = [true - mean for (_, mean, _), true in met]
-    yield (
-        f"{len(met)} promised gains: rank correlation {rank:.2f}; in their 90 % interval "
-        f"{percent(fmean(inside))} ± {percent(error)} %; measured less promised "
-        f"{signed(fmean(off))} points"
-    )
+    """Promised gains beside measured ones, at single sites."""
+    every = [
+        (name, told, gain(one, name))
+        for one in outcomes
+        for name, told in one.promises.items()
+        if name != "auto"  # one of the methods
+    ]
+    labels = [met for met in every if met[0].endswith("suggested")]
+    chosen = [
+        ("auto", one.promises["auto"], gain(one, "auto"))
+        for one in outcomes
+        if "auto" in one.promises
+    ]
+    parts = {"methods and labels": every, "labels": labels, "what auto chose": chosen}
+    for name, met in parts.items():
+        if len(met) > 2:
+            yield f"{name}: {_compared([told for _, told, _ in met], [true for *_, true in met])}"
     for count in LABELS:
         own = [
             one.accuracies[f"{count} suggested"] - one.accuracies[f"{count} random"]
@@ -206,11 +257,24 @@ def pairs(outcomes: Sequence[Outcome]) -> Iterable[str]:
         yield f"{count} labels, suggested less random: {said}"
 
 
+def _compared(told: Sequence[tuple[float, float, float]], true: Sequence[float]) -> str:
+    inside = [low <= one <= high for (low, _, high), one in zip(told, true, strict=True)]
+    means = [mean for _, mean, _ in told]
+    off = [one - mean for one, mean in zip(true, means, strict=True)]
+    error = stdev(map(float, inside)) / len(inside) ** 0.5
+    return (
+        f"{len(told)} promised gains, rank correlation {spearmanr(means, true).statistic:.2f}; in "
+        f"their 90 % interval {percent(fmean(inside))} ± {percent(error)} %; measured less "
+        f"promised {signed(fmean(off))} points"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", nargs="?", type=Path, help="domain/class/image folder")
+    parser.add_argument("data", nargs="*", type=Path, help="domain/class/image folder, manifests")
+    parser.add_argument("--px", type=int, help="side of images; the backbone's own otherwise")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=700, help="images of each domain")
@@ -218,14 +282,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "labels" / "labels.json")
     asked = parser.parse_args()
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
-    cases = photographs(asked.data, seeds, asked.size) if asked.data else made(seeds)
+    given = (photographs(data, seeds, asked.size, asked.px) for data in asked.data)
+    cases = chain.from_iterable(given) if asked.data else made(seeds)
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as workers:
         for some in workers.map(measure, list(cases)):
             outcomes += some
             write_json(asked.out, {"outcomes": [one._asdict() for one in outcomes]})
     for by in ("name",) if asked.data else ("name", "sites"):
-        print(*table(outcomes, by), "", sep="\n")
+        print(*table(outcomes, by), "", *promised(outcomes, by), "", sep="\n")
     print(*pairs(outcomes), sep="\n")
 
 

@@ -25,10 +25,12 @@ from acclimate.adapt.methods.chain import adapt_model
 from acclimate.config import SiteConfig
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model
-from acclimate.learn.models import Predictor
+from acclimate.learn.models import Head, Predictor
 from acclimate.learn.models.predictors import PairHead, identity_backbone
 from acclimate.learn.site import LEAST_DOMAINS, Features, fit_plain, fit_site
+from acclimate.records.rehearsal import NETWORK, PAIR
 from acclimate.rehearse.folds import RehearsalData
+from acclimate.rehearse.plain import fit_regressions
 from acclimate.rehearse.rehearsal import rehearse
 
 HEADS = SiteConfig(steps=60, batch=128, width=32, dim=16)  # small: hundreds of runs
@@ -77,21 +79,24 @@ def run(seed: int, sites: tuple[int, ...], alpha: float | None) -> Found:
     rows = Features(x, y, list(np.arange(len(y)).reshape(count, -1)), classes)
     fitted, every = rng.random(len(y)) < 0.8, np.ones(len(y), dtype=bool)
     part, names = rows.among(range(count), fitted), [f"site-{i}" for i in range(count)]
-    head = fit_plain(part, HEADS, layers=True, dropout=0.5, seed=seed)
+    head: Head = fit_plain(part, HEADS, layers=True, dropout=0.5, seed=seed)
     data = RehearsalData(rows, names, np.arange(len(y)), fitted, every, True, True, dropout=0.5)
     found = rehearse(data, HEADS, seed=seed)
     assert found is not None
     backbone, many = identity_backbone(x.shape[1]), count >= LEAST_DOMAINS
     ratios = part.ratios.tolist() if many else None
     facts: Any = (True, part.prior.tolist(), ratios)
-    plain = Model(Predictor(backbone, head), None, None, *facts)
-    plain = conditioned = plain.scaled(1 / found.temperatures["none"])
-    if any("embedding" in chain for chain in found.chosen.values()):
+    if found.head not in (NETWORK, PAIR):
+        head = fit_regressions(part, [found.head])[found.head]
+    plain = conditioned = Model(Predictor(backbone, head), None, None, *facts)
+    if found.head == PAIR or any("embedding" in chain for chain in found.chosen.values()):
         second = fit_site(part, names, HEADS, seed=seed)
         weights = found.plain_scale / 2, 0.5
         pair = Predictor(backbone, PairHead(head, second.predictor, weights)).eval()
         conditioned = Model(pair, second.embedding, second.table, *facts)
+        plain = conditioned.at_centre() if found.head == PAIR else plain
         conditioned = conditioned.scaled(1 / found.temperatures["embedding"])
+    plain = plain.scaled(1 / found.temperatures["none"])
     gains: dict[str, list[float]] = {}
     for _ in range(UNSEEN):
         x, y = site(300 + SCORED)

@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from acclimate.adapt.classifier import adapt
-from acclimate.adapt.methods import find_chain
+from acclimate.adapt.methods import find_chain, open_to_labels
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.labels import anchored, with_constant, with_labels
 from acclimate.adapt.suggest import read_labels, spread
@@ -104,6 +104,9 @@ def test_the_name_of_a_chain_with_labels() -> None:
     assert with_labels("none") == "labels"
     assert with_labels("embedding+prior") == "embedding+prior+labels"
     assert with_labels("labels") == "labels"
+    assert open_to_labels("embedding+prior") == "embedding+prior"
+    assert open_to_labels("embedding+t3a") == "embedding"
+    assert open_to_labels("t3a") == "none"
 
 
 def test_features_move_towards_training_and_less_where_chance_may_explain_it() -> None:

@@ -35,14 +35,21 @@ def rehearsed(**gains: float) -> Trained:
     trained = make_trained("features")
     facts: dict[str, Any] = {"frequencies": "as they are", "accuracy": 0.7, "domains": 4}
     promises = tuple(
-        Promise(chain=chain, n=n, gain=gain, error=0.002, forecasts=(NEXT,), **facts)
+        Promise(
+            chain=chain,
+            n=n,
+            gain=gain,
+            error=0.002,
+            forecasts=(NEXT,),
+            settings=FOUND if chain == "prior" else {},
+            **facts,
+        )
         for n, own in ((5, gains["few"]), (20, gains["more"]))
         for chain, gain in (("none", 0.0), ("prior", own))
     )
     rehearsal = Rehearsal(
         promises=promises,
         chosen={5: "none", 20: "prior"},
-        settings={"prior": FOUND},
         temperatures={"none": 3.0},
         domains=4,
         exact=True,
@@ -96,8 +103,9 @@ def test_settings_of_the_user_go_before_what_rehearsal_found() -> None:
 def test_a_strength_of_the_user_is_not_lost_on_what_sites_showed() -> None:
     trained = rehearsed(few=0.0, more=0.04)
     assert trained.rehearsal is not None
-    learned = {"prior": {"prior.expect": "learned"}}
-    model = replace(trained, rehearsal=replace(trained.rehearsal, settings=learned))
+    learned = {"prior.expect": "learned"}
+    promises = tuple(replace(one, settings=learned) for one in trained.rehearsal.promises)
+    model = replace(trained, rehearsal=replace(trained.rehearsal, promises=promises))
     site = adapt(model, ROWS[:20], method="prior", settings={"prior.strength": 40.0})
     wanted = adapt(make_trained("features"), ROWS[:20], method="prior", settings=BY_HAND)
     assert_close(site.predict_proba(ROWS), wanted.predict_proba(ROWS))

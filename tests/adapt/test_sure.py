@@ -46,7 +46,6 @@ def rehearsed(domains: int = 4) -> Trained:
     rehearsal = Rehearsal(
         promises=promises,
         chosen={20: "prior"},
-        settings={},
         temperatures={"none": 1.0},
         domains=domains,
         exact=True,
@@ -91,6 +90,32 @@ def test_without_rehearsal_nothing_is_promised(domains: int | None) -> None:
     own = replace(rehearsed(), config=replace(trained.config, adapt=config))
     with refused(ConfigError, "--unsure-below"):
         sure_answer(own, None, 0.7)  # promises are not about other settings
+
+
+@pytest.mark.parametrize(("chosen", "method"), [("prior", "prior+labels"), ("t3a", "labels")])
+def test_labels_follow_what_was_chosen_and_have_answers_of_their_own(
+    chosen: str, method: str
+) -> None:
+    """As rehearsed with so many labels; templates leave labels nothing to change."""
+    trained = rehearsed()
+    assert trained.rehearsal is not None
+    (plain, prior), labels = trained.rehearsal.promises, np.full(20, None)
+    told = replace(prior, chain="labels", n=2, gain=0.03, answers=PLAIN)
+    rehearsal = replace(
+        trained.rehearsal,
+        promises=(plain, replace(prior, chain=chosen)),
+        chosen={20: chosen},
+        labels=(told,),
+        label_strengths={2: 0.5},
+    )
+    trained = replace(trained, rehearsal=rehearsal)
+    labels[:3] = trained.classes
+    site = adapt(trained, ROWS[:20], labels=list(labels))
+    assert site.method == method
+    assert sure_answer(trained, site.state, 0.9) == PLAIN[1]
+    one = adapt(trained, ROWS[:20], labels=["ant", *[None] * 19])  # fewer than were rehearsed
+    with refused(ConfigError, method, "--unsure-below"):
+        sure_answer(trained, one.state, 0.9)
 
 
 def test_a_table_with_what_is_unsure() -> None:

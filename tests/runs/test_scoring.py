@@ -669,14 +669,19 @@ def chose(chosen: dict[int, str]) -> Rehearsal:
     """A rehearsal that chose a chain from so many images on."""
     numbers = {"gain": 0.1, "error": None, "accuracy": 0.5, "domains": 3}
     promises = tuple(
-        Promise(chain=chain, n=n, frequencies="as they are", **numbers)
+        Promise(
+            chain=chain,
+            n=n,
+            frequencies="as they are",
+            settings=WITH if "prior" in chain else {},
+            **numbers,
+        )
         for n, chain in chosen.items()
     )
     return Rehearsal(
         promises=promises,
         chosen=chosen,
         temperatures={},
-        settings={chain: WITH for chain in chosen.values() if "prior" in chain},
         domains=3,
         exact=True,
     )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods import Chain, chain_of, find_chain
+from acclimate.adapt.methods import Chain, chain_of, find_chain, open_to_labels
 from acclimate.adapt.methods.labels import with_labels
 from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.adapt.trust import Trust, judge
@@ -111,12 +111,12 @@ class MethodChoice:
     why: tuple[str, ...] = ()
 
 
-def choose_method(trained: Trained, images: int) -> MethodChoice:
-    """What `auto` means for so many images of a new domain."""
+def choose_method(trained: Trained, images: int, labels: int = 0) -> MethodChoice:
+    """What `auto` means for so many images of a new domain, of which some may have labels."""
     rehearsal = trained.rehearsal
     if rehearsal is not None:
         chain = rehearsal.chain_for(images)
-        return MethodChoice(chain, (_why(rehearsal, chain, images),))
+        return MethodChoice(chain, (_why(rehearsal, chain, images, labels),))
     if trained.embedding is not None:
         return MethodChoice("embedding")
     if trained.config.adapt.rehearse:
@@ -126,7 +126,7 @@ def choose_method(trained: Trained, images: int) -> MethodChoice:
     return MethodChoice("none", (why,))
 
 
-def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
+def _why(rehearsal: Rehearsal, chain: str, images: int, labels: int) -> str:
     """Why `chain` is used for so many images, in a sentence."""
     sites = count(rehearsal.domains, "site")
     if chain != "none":
@@ -146,7 +146,8 @@ def _why(rehearsal: Rehearsal, chain: str, images: int) -> str:
     else:
         never = set(rehearsal.chosen.values()) == {"none"}
         reason = f"adaptation did not pay on your {sites}{'' if never else ' with so many images'}"
-    return f"{reason}; predictions are the plain model's"
+    end = "labels are used on the plain model" if labels else "predictions are the plain model's"
+    return f"{reason}; {end}"
 
 
 def adapt_by(
@@ -173,10 +174,13 @@ def adapt_by(
     if named:
         choice = MethodChoice(method, tuple(_about_named(trained.rehearsal, method, known)))
     else:
-        choice = choose_method(trained, known)
+        choice = choose_method(trained, known, labels)
     if labels:
         said = (*choice.why, *_about_labels(trained.rehearsal, labels))
-        choice = MethodChoice(with_labels(choice.method), said)
+        able = choice.method if named else open_to_labels(choice.method)
+        if able != choice.method:
+            said = (*said, f"but labels change a last layer: adapted by {with_labels(able)}")
+        choice = MethodChoice(with_labels(able), said)
     while True:
         chain = chain_for(trained.rehearsal, choice.method, known, config, settings, labels)
         result, state = adapt(chain)
@@ -270,10 +274,14 @@ def promise_for(trained: Trained, state: DomainState | None) -> Promise | None:
     rehearsal = trained.rehearsal
     chain, images = ("none", 0) if state is None else (chain_of(state).name, state.count)
     # Promises are about the settings that rehearsal found.
-    if rehearsal is None or chain not in rehearsal.chains or trained.config.adapt.components:
+    if rehearsal is None or trained.config.adapt.components:
         return None
-    promise = rehearsal.promise(chain, images)
-    return promise if promise.domains >= ENOUGH_DOMAINS_TO_TELL else None
+    promise = None
+    if chain in rehearsal.chains:
+        promise = rehearsal.promise(chain, images)
+    elif state is not None and chain == with_labels(open_to_labels(rehearsal.chain_for(images))):
+        promise = rehearsal.with_labels(len(state.payloads["labels"]["rows"]))
+    return None if promise is None or promise.domains < ENOUGH_DOMAINS_TO_TELL else promise
 
 
 def sure_answer(trained: Trained, state: DomainState | None, at_least: float) -> Answer:

@@ -280,6 +280,11 @@ class AdaptConfig:
     rehearse: bool = setting(
         False, "at the end, hold out training domains in turn, and choose how to adapt by that"
     )
+    rehearse_backbone: tuple[str, ...] = setting(
+        (),
+        "methods to rehearse beside those that leave the backbone alone (bn, tent); each takes as "
+        "long as passing the training domains' images through the backbone once more",
+    )
     methods: tuple[str, ...] = setting(
         (), "methods that unseen domains are scored by as well, when training ends"
     )

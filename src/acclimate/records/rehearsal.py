@@ -38,6 +38,7 @@ class Promise:
     error: float | None  # its standard error, never less than chance leaves; None for one domain
     accuracy: float
     domains: int
+    settings: Settings = field(default_factory=dict)  # of its methods, that all domains choose
     forecasts: tuple[Forecast, ...] = ()  # of the accuracy at a new domain; see `doubt.forecasts`
     answers: tuple[Answer, ...] = ()  # where only sure images are answered
 
@@ -75,7 +76,6 @@ class Rehearsal:
 
     promises: tuple[Promise, ...]
     chosen: Mapping[int, str]
-    settings: Mapping[str, Settings]  # by chain, of those that have methods
     temperatures: Mapping[str, float]  # of "none" and "embedding": `start` divides logits by it
     domains: int
     exact: bool  # the backbone had not seen the held-out domains
@@ -89,6 +89,8 @@ class Rehearsal:
     head: str = NETWORK  # the plain head in use,
     heads: tuple[Promise, ...] = ()  # and all that were tried, beside the network ("none")
     another_site: Promise | None = None  # what the last of the sites added to a regression
+    # Chains that change the backbone beside what `adapt` does ("none"), with as many images.
+    backbone: tuple[Promise, ...] = ()
 
     @property
     def chains(self) -> tuple[str, ...]:
@@ -101,13 +103,14 @@ class Rehearsal:
 
     def settings_for(self, chain: str, n: int | None = None) -> dict[str, Any]:
         """The settings of the chain's methods, as `adapt` takes them: those that each had after the
-        same start. A strength grows where `n` images are fewer than in any rehearsal."""
+        same start, as rehearsed with the most images that were not more than `n`. A strength grows
+        where these are fewer than in any rehearsal."""
         steps, settings = chain.split("+"), dict[str, Any]()
+        images, rehearsed = max(self.chosen) if n is None else n, self.chains
         for step in steps:
             name = f"embedding+{step}" if "embedding" in steps else step
-            settings |= self.settings.get(name, {})
-        least = min(self.chosen)
-        missing = max(least / max(least if n is None else n, 1), 1.0)
+            settings |= self.promise(name, images).settings if name in rehearsed else {}
+        missing = max(min(self.chosen) / max(images, 1), 1.0)
         return {
             key: value * missing if key.endswith(".strength") else value
             for key, value in settings.items()
@@ -151,6 +154,10 @@ class Rehearsal:
     def from_dict(cls, stored: Mapping[str, Any], *, where: str) -> "Rehearsal":
         try:
             values = {key: value for key, value in stored.items() if key != "verdict"}
+            older = values.pop("settings", {})  # once they were the same for all sizes
+            values["promises"] = [
+                {"settings": older.get(one["chain"], {}), **one} for one in values["promises"]
+            ]
             values["chosen"] = {int(one["n"]): one["chain"] for one in stored["chosen"]}
             values["explained"] = {int(one["n"]): one["share"] for one in stored["explained"]}
             strengths = {int(one["n"]): float(one["s"]) for one in stored["label_strengths"]}
@@ -204,7 +211,7 @@ def verdict(rehearsal: Rehearsal) -> list[str]:
         said.append(f"Expected accuracy at a new site: {expected}.")
     if promise.answers:
         said.append(_about_answers(promise))
-    said += [*_about_heads(rehearsal), *_next_steps(rehearsal, most)]
+    said += [*_about_heads(rehearsal), *_about_backbone(rehearsal), *_next_steps(rehearsal, most)]
     if not rehearsal.exact:
         said.append(
             "The network had seen the rehearsed sites in training, so that a new one may differ "
@@ -226,6 +233,17 @@ def _about_heads(rehearsal: Rehearsal) -> Iterable[str]:
         yield (
             f"The plain model is a {rehearsal.head}: {own} % where a site was held out; on the "
             f"same features {', '.join(others)}."
+        )
+
+
+def _about_backbone(rehearsal: Rehearsal) -> Iterable[str]:
+    """The best chain that changes the backbone beside the one in use, in a sentence."""
+    beside = [promise for promise in rehearsal.backbone if promise.chain != "none"]
+    if beside:
+        best = max(beside, key=lambda promise: promise.gain)
+        yield (
+            f"{best.chain}, which changes the backbone, beside what `adapt` does with {best.n} "
+            f"images: {difference(best)}; `adapt` uses it where it is named (--method)."
         )
 
 

@@ -30,6 +30,7 @@ from acclimate.records.rehearsal import (
 ONE_SIGMA = 0.8413  # the share of the normal distribution below 1
 DOUBT = 0.1  # that a choice may leave
 ALLOWED_LOSS = 0.003  # of accuracy, where label frequencies stay as they are
+AS_GOOD = 0.005  # of accuracy: settings within so much of the best do as well
 Tried = tuple[tuple[str, float | str], ...]  # settings, hashable
 _Key = tuple[str, Tried, str, int, str]  # chain, settings, domain, n, frequencies
 
@@ -79,7 +80,6 @@ def conclude(
     return Rehearsal(
         promises=promises,
         chosen=chosen,
-        settings={chain: dict(best) for chain in table.chains if (best := table.best(chain))},
         temperatures=temperatures,
         domains=len(table.domains),
         exact=exact,
@@ -96,13 +96,11 @@ def conclude_labels(trials: Sequence[Trial]) -> tuple[tuple[Promise, ...], dict[
     what so many labels promise, and the strengths that gained most."""
     promises, strengths = [], {}
     for k in sorted({trial.n for trial in trials}):
-        # Sites that were held out are easier to mend than a new one: of strengths that do about
-        # as well, the firmest.
-        table = replace(_Table.of([trial for trial in trials if trial.n == k]), firm=True)
+        table = _Table.of([trial for trial in trials if trial.n == k])
         promise = table.promise("labels", k, "as they are")
         if promise is not None and promise.domains > 1:
             promises.append(promise)
-            strengths[k] = float(dict(table.best("labels"))["labels.strength"])
+            strengths[k] = float(promise.settings["labels.strength"])
     return tuple(promises), strengths
 
 
@@ -193,7 +191,6 @@ class _Table:
     kinds: tuple[Frequencies, ...]
     chains: tuple[str, ...]
     cells: Mapping[_Key, _Cell]
-    firm: bool = False  # whether the first settings within one standard error of the best are best
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> "_Table":
@@ -218,39 +215,34 @@ class _Table:
         plain = self.cells.get(("none", (), domain, n, kind))
         return None if mine is None or plain is None else mine.accuracy - plain.accuracy
 
-    def best(self, chain: str, without: str | None = None) -> Tried:
-        """The settings that gained most where frequencies are shifted, over all domains (but one);
-        of equal ones, those that were tried first."""
+    def best(self, chain: str, n: int, without: str | None = None) -> Tried:
+        """The settings that gained most with `n` images where frequencies are shifted, over all
+        domains (but one). Of those that do as well the first, which change the model least: what is
+        next to nothing here may be a loss at a new site."""
         shifted = max(self.kinds)  # "drawn anew" where it was tried
 
         def gains(settings: Tried) -> list[float]:
             return [
                 gain
                 for domain in self.domains
-                for n in self.sizes
                 if domain != without
                 and (gain := self.gain(chain, settings, domain, n, shifted)) is not None
             ]
 
-        def behind(settings: Tried) -> list[float]:
-            return [most - own for most, own in zip(gains(best), gains(settings), strict=True)]
-
         tried = dict.fromkeys(settings for of, settings, *_ in self.cells if of == chain)
-        best = max(tried, key=lambda one: fmean(own) if (own := gains(one)) else -math.inf)
-        if self.firm and len(gains(best)) > 1:
-            return next(one for one in tried if _within_noise(behind(one)))
-        return best
+        worth = {one: fmean(own) if (own := gains(one)) else -math.inf for one in tried}
+        return next(one for one in tried if worth[one] >= max(worth.values()) - AS_GOOD)
 
-    def others_choice(self, chain: str, domain: str) -> Tried:
+    def others_choice(self, chain: str, n: int, domain: str) -> Tried:
         """The settings that the other domains choose: a promise is not its own judge."""
-        return self.best(chain, domain if len(self.domains) > 1 else None)
+        return self.best(chain, n, domain if len(self.domains) > 1 else None)
 
     def error_between(self, one: str, other: str, n: int) -> float:
         """Standard error of how much more `one` gains than `other`, over the domains as they are;
         few can agree by chance, so it is never nothing."""
         pairs = (
             [
-                self.gain(chain, self.others_choice(chain, domain), domain, n, "as they are")
+                self.gain(chain, self.others_choice(chain, n, domain), domain, n, "as they are")
                 for chain in (one, other)
             ]
             for domain in self.domains
@@ -262,7 +254,7 @@ class _Table:
         """What a chain gained at the held-out domains; None where none has so many images."""
         gains, cells = [], []
         for domain in self.domains:
-            own = self.others_choice(chain, domain)
+            own = self.others_choice(chain, n, domain)
             gain = self.gain(chain, own, domain, n, kind)
             if gain is not None:
                 gains.append(gain)
@@ -285,6 +277,7 @@ class _Table:
             error=error,
             accuracy=fmean(accuracies),
             domains=len(gains),
+            settings=dict(self.best(chain, n)),
             forecasts=forecasts(
                 accuracies,
                 [cell.images for cell in cells],
@@ -292,12 +285,6 @@ class _Table:
             ),
             answers=answers(np.stack(counts)) if len(counts) == len(cells) else (),
         )
-
-
-def _within_noise(gaps: Sequence[float]) -> bool:
-    """Whether the mean of gaps, one for each domain, is no more than its standard error."""
-    error = stdev(gaps) / math.sqrt(len(gaps))
-    return fmean(gaps) <= quantile(len(gaps), ONE_SIGMA) * error
 
 
 def _cell(draws: Sequence[Trial]) -> _Cell:

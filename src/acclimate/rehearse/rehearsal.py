@@ -23,7 +23,7 @@ from scipy.stats import chi2_contingency
 from torch import Tensor
 
 from acclimate.adapt.choice import explained_by_em
-from acclimate.adapt.methods import METHODS, Chain, find_chain
+from acclimate.adapt.methods import METHODS, Chain, find_chain, open_to_labels
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.adapt.methods.prior import soft_confusion
 from acclimate.adapt.suggest import spread
@@ -41,6 +41,7 @@ from acclimate.learn.models.predictors import PairHead, identity_backbone, on_hi
 from acclimate.learn.site import LEAST_DOMAINS, Features, Site, fit_plain, fit_site, mean_hidden
 from acclimate.records.doubt import count_answers, scores_of
 from acclimate.records.rehearsal import NETWORK, PAIR, STARTS, Frequencies, Rehearsal
+from acclimate.rehearse.backbone import Pixels
 from acclimate.rehearse.conclusion import (
     Trial,
     Tried,
@@ -146,6 +147,7 @@ def rehearse_run(
         retrained=retrained,
         store=store,
         final=logits_of,
+        pixels=Pixels.of(now, predictor.backbone),
     )
     if rehearsal is None:
         return Rehearsed()
@@ -173,18 +175,25 @@ def rehearse(
     retrained: Retrained | None = None,
     store: Path | None = None,
     final: Callable[[str], Tensor] | None = None,
+    pixels: Pixels | None = None,
 ) -> Rehearsal | None:
     """Hold out each domain in turn; None where there are too few domains or images for that.
 
     The folder `store` has the heads and the trials that are finished. `final` gives the logits
-    [n, C] of the finished plain model with the head of a name.
+    [n, C] of the finished plain model with the head of a name. With `pixels`, methods that change
+    the backbone are tried as well.
     """
     data, folds = make_folds(data, seed)
     if not folds:
         return None
     with one_thread():
         fitted = list(_fit_folds(data, folds, config, seed, watch, retrained, store))
-        return _conclusion(data, fitted, seed=seed, watch=watch, store=store, final=final)
+        found, held_out = _conclusion(
+            data, fitted, seed=seed, watch=watch, store=store, final=final
+        )
+        return _with_steps(
+            found, data, held_out, seed=seed, watch=watch, store=store, pixels=pixels
+        )
 
 
 def _fit_folds(
@@ -222,9 +231,9 @@ def _conclusion(
     watch: Watch,
     store: Path | None,
     final: Callable[[str], Tensor] | None,
-) -> Rehearsal:
+) -> tuple[Rehearsal, list["HeldOutDomain"]]:
     """The plain head and the chains that did best on the domains that the heads of a fold had not
-    seen."""
+    seen; and these domains, calibrated."""
     head, heads = choose_head([trial for fold in fitted for trial in fold.trials])
     held_out = [
         HeldOutDomain(data, domain, fold.models[head])
@@ -264,8 +273,21 @@ def _conclusion(
         heads=heads,
         another_site=promises_beside(another)[-1] if another else None,
     )
-    labelled: list[Trial] = []
-    controls: list[Trial] = []
+    return found, held_out
+
+
+def _with_steps(
+    found: Rehearsal,
+    data: RehearsalData,
+    held_out: Sequence["HeldOutDomain"],
+    *,
+    seed: int,
+    watch: Watch,
+    store: Path | None,
+    pixels: Pixels | None,
+) -> Rehearsal:
+    """With what is tried beside the chosen chains: their controls, labels, and other backbones."""
+    labelled, controls, again = list[Trial](), list[Trial](), list[Trial]()
     for place, domain in enumerate(held_out):
         watch("labels", place, len(held_out), domain.name)
         file = store and store / f"labels-{place + 1}.json"
@@ -274,9 +296,18 @@ def _conclusion(
         other = data.held_out((domain.number + 1) % len(data.names))
         file = store and store / f"controls-{place + 1}.json"
         controls += _once(file, partial(domain.controls, found, other, seed))
+        if pixels is not None:
+            file = store and store / f"backbone-{place + 1}.json"
+            rows = data.held_out(domain.number)
+            again += _once(file, partial(domain.backbone_trials, found, pixels, rows, seed))
     watch("labels", len(held_out), len(held_out), "")
     promises, strengths = conclude_labels(labelled)
-    return replace(with_controls(found, controls), labels=promises, label_strengths=strengths)
+    return replace(
+        with_controls(found, controls),
+        labels=promises,
+        label_strengths=strengths,
+        backbone=promises_beside(again) if again else (),
+    )
 
 
 def _frequencies_differ(held_out: Sequence["HeldOutDomain"]) -> bool:
@@ -466,24 +497,16 @@ class HeldOutDomain:
 
     def _adapt(self, seen: np.ndarray, scored: np.ndarray, kind: Frequencies) -> Iterator[Trial]:
         """Every chain from the images `seen`, scored on the rows `scored`."""
-        labels, prior = self.y.cpu()[scored], self.fold.models["none"].label_prior
+        prior = self.fold.models["none"].label_prior
 
         def trial(chain: str, logits: Tensor, settings: Tried = ()) -> Trial:
             rows = logits.double().cpu()
-            right = rows[scored].argmax(1) == labels
-            likeliest = rows[scored].softmax(1).amax(1)
-            sure = all(method.probabilities for method in find_chain(chain).methods.values())
-            return Trial(
-                domain=self.name,
-                chain=chain,
-                n=len(seen),
-                frequencies=kind,
-                accuracy=float(right.double().mean()),
-                scored=len(np.unique(self.units[scored])),
-                scores=scores_of(rows[seen].softmax(1).numpy(), prior) if sure else {},
-                answers=count_answers(likeliest.numpy(), right.numpy()) if sure else (),
-                settings=settings,
-            )
+            made = self._trial(chain, len(seen), scored, rows[scored].argmax(1), settings)
+            made = replace(made, frequencies=kind)
+            if not all(method.probabilities for method in find_chain(chain).methods.values()):
+                return made
+            scores = scores_of(rows[seen].softmax(1).numpy(), prior)
+            return replace(made, scores=scores, answers=self._answers(rows[scored], scored))
 
         for start in self.fold.models:
             model, hidden = self._on_hidden(start, seen)
@@ -499,37 +522,32 @@ class HeldOutDomain:
         """The chain that was chosen for images of this domain, with and without labels for some."""
         seen, scored = self.split(stream(seed, "labels", self.name))
         seen = seen[: max(SIZES)]
-        name, labels = found.chain_for(len(seen)), self.y.cpu()
-        chain = find_chain(name, settings=found.settings_for(name, len(seen)))
-        adapted, hidden = self.adapted(chain, seen)
-        model, images = Model(adapted), Images(hidden[seen], hidden.device)
+        chosen = found.chain_for(len(seen))
+        starts = []  # of the chain as it was chosen, and as labels can follow it
+        for name in (chosen, open_to_labels(chosen)):
+            settings = found.settings_for(name, len(seen))
+            adapted, hidden = self.adapted(find_chain(name, settings=settings), seen)
+            starts.append(Model(adapted))
+        images, labels = Images(hidden[seen], hidden.device), self.y.cpu()
         for k in (k for k in LABELLED if 2 * k <= len(seen)):
             known = torch.full((len(seen),), -1)
-            chosen = spread(hidden[seen], k, seed=seed)
-            known[chosen] = labels[seen[chosen]]
+            some = spread(hidden[seen], k, seed=seed)
+            known[some] = labels[seen[some]]
             for strength in (None, *STRENGTHS):
                 steps = "none" if strength is None else "labels"
                 tried = () if strength is None else (("labels.strength", strength),)
-                predictor, _ = adapt_model(
-                    model, images, find_chain(steps, settings=dict(tried)), labels=known
-                )
-                logits = predictor(hidden).logits.cpu()
-                yield Trial(
-                    domain=self.name,
-                    chain=steps,
-                    n=k,
-                    frequencies="as they are",
-                    accuracy=float((logits[scored].argmax(1) == labels[scored]).double().mean()),
-                    scored=len(np.unique(self.units[scored])),
-                    settings=tried,
-                )
+                chain = find_chain(steps, settings=dict(tried))
+                start = starts[0 if strength is None else 1]
+                predictor, _ = adapt_model(start, images, chain, labels=known)
+                logits = predictor(hidden).logits[scored].double().cpu()
+                trial = self._trial(steps, k, scored, logits.argmax(1), tried)
+                yield replace(trial, answers=self._answers(logits, scored))
 
     @torch.no_grad()
     def controls(self, found: Rehearsal, other: np.ndarray, seed: int) -> Iterator[Trial]:
         """Chosen chains at the training domains' centre, without an image of this domain, and with
         images of the `other` rows, another domain's; beside the plain model."""
         scored = self.split(stream(seed, "rehearsal", self.name, "as they are", 0))[1]
-        labels = self.y[scored]
         for n in self.sizes:
             name = found.chain_for(n)
             chain = find_chain(name, settings=found.settings_for(name, n))
@@ -543,15 +561,44 @@ class HeldOutDomain:
                 "other": adapt_model(model, images, chain)[0],
             }
             for control, predictor in predictors.items():
-                right = predictor(self.x[scored]).logits.argmax(1) == labels
-                yield Trial(
-                    domain=self.name,
-                    chain=control,
-                    n=n,
-                    frequencies="as they are",
-                    accuracy=float(right.double().mean()),
-                    scored=len(np.unique(self.units[scored])),
-                )
+                yield self._trial(control, n, scored, predictor(self.x[scored]).logits.argmax(1))
+
+    def backbone_trials(
+        self, found: Rehearsal, pixels: Pixels, rows: np.ndarray, seed: int
+    ) -> Iterator[Trial]:
+        """Methods that change the backbone, with the most images that were rehearsed with, beside
+        what `adapt` does with as many ("none"). `rows` are those of the domain in the manifest."""
+        n = max(found.chosen)
+        if n not in self.sizes:
+            return
+        seen, scored = self.split(stream(seed, "rehearsal", self.name, "as they are", 0))
+        chain = find_chain(found.chain_for(n), settings=found.settings_for(found.chain_for(n), n))
+        with torch.no_grad():
+            adapted, hidden = self.adapted(chain, seen[:n])
+            yield self._trial("none", n, scored, adapted(hidden).logits[scored].argmax(1))
+        plain = self.fold.models["none"]
+        for name, guesses in pixels.predict(plain, rows[seen[:n]], rows[scored]):
+            yield self._trial(name, n, scored, guesses)
+
+    def _trial(
+        self, chain: str, n: int, scored: np.ndarray, guesses: Tensor, settings: Tried = ()
+    ) -> Trial:
+        """Of a chain that takes the rows `scored` for these classes."""
+        right = guesses.cpu() == self.y.cpu()[scored]
+        return Trial(
+            domain=self.name,
+            chain=chain,
+            n=n,
+            frequencies="as they are",
+            accuracy=float(right.double().mean()),
+            scored=len(np.unique(self.units[scored])),
+            settings=settings,
+        )
+
+    def _answers(self, logits: Tensor, scored: np.ndarray) -> tuple[tuple[int, int], ...]:
+        """What sure answers are worth by logits of the rows `scored` [n, C], on the CPU."""
+        likeliest, guesses = logits.softmax(1).max(1)
+        return count_answers(likeliest.numpy(), (guesses == self.y.cpu()[scored]).numpy())
 
     @torch.no_grad()
     def adapted(self, chain: Chain, seen: np.ndarray) -> tuple[Predictor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from acclimate.adapt.methods import method_settings, scored_chains
+from acclimate.adapt.methods import backbone_chains, method_settings, scored_chains
 from acclimate.config import AlgorithmName, ModelConfig, RunConfig, with_settings
 from acclimate.core.distributed import World, pick_device
 from acclimate.core.errors import ConfigError, ImageError, ManifestError
@@ -175,6 +175,7 @@ def check_components(config: RunConfig) -> ChosenAlgorithm:
     embedding_settings(config.embedding)
     method_settings(config.adapt)
     scored_chains(config.adapt, config.algorithm)
+    backbone_chains(config.adapt)
     return algorithm
 
 
@@ -477,6 +478,11 @@ def _resolve_rehearsal(plan: Plan, device: str | None) -> tuple[Plan, str]:
     plan = replace(plan, config=with_settings(plan.config, {"adapt.depth": depth}))
     if not adapt.rehearse or depth == "heads" or others < 1:
         return plan, ""
+    if adapt.rehearse_backbone:
+        raise ConfigError(
+            "adapt.rehearse_backbone takes one backbone for all folds, and whole rehearsal trains "
+            "one for each; use --set adapt.depth=heads, or leave it out"
+        )
     if others < least:
         raise ConfigError(
             f"{algorithm.name} needs {least} training domains, and whole rehearsal would train on "

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.methods import scored_chains
+from acclimate.adapt.methods import backbone_chains, scored_chains
 from acclimate.config import RunConfig
 from acclimate.core.distributed import one_thread
 from acclimate.core.errors import RunError
@@ -111,6 +111,8 @@ def train(
                 predictor = on_features_of(now.extractor, learned, now.size)
             for chain in scored_chains(config.adapt, config.algorithm):
                 chain.require(predictor, frozen=plan.frozen)
+            for chain in backbone_chains(config.adapt) if after is not None else ():
+                chain.require(predictor)
             if vectors := config.model.class_vectors:  # now, and not after hours
                 class_vector_head(vectors, plan.classes, predictor.backbone.features)
             # Step A, and the training domains' μ, unless Step B learns Φ.

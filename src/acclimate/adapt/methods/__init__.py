@@ -24,10 +24,12 @@ __all__ = [
     "Chain",
     "Context",
     "Method",
+    "backbone_chains",
     "chain_of",
     "find_chain",
     "method_settings",
     "nothing_to_embed",
+    "open_to_labels",
     "scored_chains",
 ]
 
@@ -103,6 +105,26 @@ def scored_chains(config: AdaptConfig, algorithm: str) -> list[Chain]:
     if any(chain.embedding for chain in chains) and not AlgorithmName.of(algorithm).adaptive:
         raise nothing_to_embed(algorithm)
     return chains
+
+
+def backbone_chains(config: AdaptConfig) -> list[Chain]:
+    """What rehearsal tries with the images of held-out domains, checked."""
+    chains = [find_chain(name, config) for name in config.rehearse_backbone]
+    for chain in chains:
+        if chain.head_only or chain.embedding:
+            raise ConfigError(
+                f"adapt.rehearse_backbone has '{chain.name}', which leaves the backbone alone or "
+                f"starts from an embedding; name methods that change it, such as bn"
+            )
+    return chains
+
+
+def open_to_labels(chain: str) -> str:
+    """The chain without methods after which there is no last layer for labels to change."""
+    kinds = {name: METHODS[name].method for name in chain.split("+")}
+    return (
+        "+".join(name for name, kind in kinds.items() if not kind or kind.probabilities) or "none"
+    )
 
 
 def chain_of(state: DomainState) -> Chain:
