@@ -219,14 +219,6 @@ def test_each_number_of_images_has_its_strength() -> None:
     assert Rehearsal.from_dict(found.to_dict(), where="x") == found
 
 
-def test_settings_were_once_the_same_for_all_sizes() -> None:
-    found = concluded(trials({"prior": GAINS}))
-    older = found.to_dict() | {"settings": {"prior": {"prior.strength": 30.0}}}
-    for promise in older["promises"]:
-        del promise["settings"]
-    assert Rehearsal.from_dict(older, where="x") == found
-
-
 def test_what_is_idle_is_never_chosen() -> None:
     told = trials({"prior": (0.1, 0.1, 0.12, 0.1), "embedding": (0.03, 0.04, 0.05, 0.04)})
     assert conclude(told, {}, exact=True, idle={"prior"}).chosen == {100: "embedding"}

@@ -154,10 +154,6 @@ class Rehearsal:
     def from_dict(cls, stored: Mapping[str, Any], *, where: str) -> "Rehearsal":
         try:
             values = {key: value for key, value in stored.items() if key != "verdict"}
-            older = values.pop("settings", {})  # once they were the same for all sizes
-            values["promises"] = [
-                {"settings": older.get(one["chain"], {}), **one} for one in values["promises"]
-            ]
             values["chosen"] = {int(one["n"]): one["chain"] for one in stored["chosen"]}
             values["explained"] = {int(one["n"]): one["share"] for one in stored["explained"]}
             strengths = {int(one["n"]): float(one["s"]) for one in stored["label_strengths"]}
