@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test quick fuzz check format docs mutants bench bench-shift bench-speed bench-promises clean
+.PHONY: setup demo test test-all quick fuzz check format docs mutants bench bench-shift bench-speed bench-promises clean
 
 setup: $(STAMP)
 
@@ -19,10 +19,15 @@ demo: $(STAMP)
 	$(BIN)/acclimate demo --out demo
 
 test: $(STAMP)
+	$(BIN)/pytest --numprocesses 2 -m "not full"
+
+# Also what needs a browser (Chromium), PostgreSQL and other large packages.
+test-all: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[full]"
 	$(BIN)/pytest --numprocesses 2
 
 quick: $(STAMP)
-	$(BIN)/pytest --numprocesses 2 --quiet -m "not slow"
+	$(BIN)/pytest --numprocesses 2 --quiet -m "not slow and not full"
 
 # Hostile inputs, some ten minutes on two cores; SEED=1 for others, CASES=500 for fewer.
 fuzz: $(STAMP)
