@@ -30,7 +30,7 @@ from acclimate.core.errors import (
 from acclimate.core.text import count
 from acclimate.learn.model import Trained
 from acclimate.serve import protocol
-from acclimate.serve.gate import Gate, HttpLimits
+from acclimate.serve.gate import Gate
 from acclimate.serve.page import add_page
 from acclimate.serve.problems import answer
 from acclimate.serve.service import Service
@@ -49,7 +49,6 @@ class Server:
 
     service: Service
     telemetry: Telemetry
-    limits: HttpLimits = field(default_factory=HttpLimits)
     tokens: Tokens | None = None
     predicting: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(128))
     adapting: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
@@ -202,11 +201,10 @@ Share = Annotated[float | None, Query(gt=0, lt=1)]
 
 @SITES.get("/sites", dependencies=[needs("observe")])
 async def list_sites(request: Request) -> Response:
-    """All sites, and the models that they may use."""
+    """All sites, briefly, and the models that they may use, that of new sites first."""
     server = server_of(request)
-    views = await _run(server.predicting, server.service.sites)
-    models = list(server.service.models)
-    return _json({"models": models, "sites": [view.to_dict() for view in views]})
+    sites = await _run(server.predicting, server.service.overview)
+    return _json({"models": list(server.service.models), "sites": list(sites.values())})
 
 
 @SITES.put("/sites/{name}", dependencies=[needs("admin")], openapi_extra=_takes(Create))
@@ -440,7 +438,9 @@ def make_app(server: Server | None) -> FastAPI:
     if server is not None:
         app.state.server = server
         local = server.tokens is None
-        app.add_middleware(Gate, limits=server.limits, telemetry=server.telemetry, local=local)
+        app.add_middleware(
+            Gate, limits=server.service.limits, telemetry=server.telemetry, local=local
+        )
     return app
 
 

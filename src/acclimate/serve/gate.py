@@ -2,29 +2,22 @@
 
 import asyncio
 import secrets
+import socket
 import time
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from acclimate.config import setting
-from acclimate.core.errors import OverLimit, QueueFull
+from acclimate.core.errors import ConfigError, OverLimit, QueueFull
+from acclimate.serve.limits import Limits
 from acclimate.serve.problems import Foreign, SlowBody, TooSlow, answer
 from acclimate.serve.telemetry import LOGGER, Telemetry
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 MIB = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpLimits:
-    body_mib: int = setting(64, "largest body of a request, in MiB", at_least=1, at_most=2048)
-    memory_mib: int = setting(512, "bodies under way at once, in MiB; more wait", at_least=1)
-    requests: int = setting(512, "requests under way at once; more are told to wait", at_least=1)
-    timeout: float = setting(60.0, "seconds that a request may take", at_least=1)
 
 
 @dataclass(eq=False)
@@ -33,7 +26,7 @@ class Gate:
     no page that somebody has open in a browser."""
 
     app: ASGIApp
-    limits: HttpLimits
+    limits: Limits
     telemetry: Telemetry
     local: bool
     requests: int = 0
@@ -143,7 +136,7 @@ class Call:
         LOGGER.info("request", extra={"facts": facts})
 
 
-def _too_large(limits: HttpLimits) -> OverLimit:
+def _too_large(limits: Limits) -> OverLimit:
     return OverLimit(f"the body has more than {limits.body_mib} MiB; send fewer images at once")
 
 
@@ -151,14 +144,34 @@ def _require_local(headers: Headers) -> None:
     """A name that leads here by somebody's DNS, or a page from elsewhere, is refused: browsers
     send what such pages ask for."""
     host, origin = headers.get("host", ""), headers.get("origin")
-    if _name(f"//{host}") not in LOOPBACK:
+    if not is_loopback(_name(f"//{host}")):
         raise Foreign(f"host '{host[:100]}' is not this machine; use 127.0.0.1, or tokens")
     if origin is not None and origin.partition("://")[2] != host:
         raise Foreign(f"a page of '{origin[:100]}' may not use this server; use tokens")
 
 
-def _name(url: str) -> str | None:
+def _name(url: str) -> str:
     try:
-        return urlsplit(url).hostname
+        return urlsplit(url).hostname or ""
     except ValueError:
-        return None
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections from now on; they wait until the server runs."""
+    try:
+        kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=kind, backlog=1024)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"{host}, port {port}: {reason}; choose another with --host or --port"
+        ) from None

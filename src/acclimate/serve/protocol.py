@@ -149,8 +149,8 @@ def _read_tensor(
     expected = {"UINT8": [3, size, size], "BYTES": []}.get(str(kind))
     if expected is None or shape[1:] != expected or not shape:
         raise ConfigError(
-            f"'{INPUT}' is {str(kind)[:20]} {str(shape)[:50]}; give UINT8 [n, 3, {size}, {size}] of "
-            f"pixels or BYTES [n] of encoded images"
+            f"'{INPUT}' is {str(kind)[:20]} {str(shape)[:50]}; give pixels, UINT8 "
+            f"[n, 3, {size}, {size}], or encoded images, BYTES [n]"
         )
     length = _object(tensor.get("parameters", {}), f"parameters of '{INPUT}'").get(
         "binary_data_size"
@@ -194,7 +194,7 @@ def _pixels_of(data: Any, shape: Sequence[int]) -> np.ndarray:
 
 def _elements(binary: memoryview, count: int) -> list[bytes]:
     """Elements of a binary BYTES tensor: each behind its length in four bytes."""
-    elements, place = [], 0
+    elements, place = list[bytes](), 0
     while place + 4 <= len(binary) and len(elements) < count:
         (length,) = struct.unpack_from("<I", binary, place)
         elements.append(bytes(binary[place + 4 : place + 4 + length]))

@@ -31,26 +31,16 @@ from acclimate.data.source import MOST_THREADS
 from acclimate.learn.embeddings.pictures import UNLABELLED, Pictures, picture_hashes
 from acclimate.learn.model import Trained
 from acclimate.serve.batcher import Batcher
+from acclimate.serve.limits import Limits
 from acclimate.serve.models import ServedModel
 from acclimate.serve.store import Arrivals, Outcome, Store
 from acclimate.serve.tables import Row
-from acclimate.serve.views import Added, Prediction, SiteView
+from acclimate.serve.views import Added, Prediction, SiteSummary, SiteView
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
 LOCKS = 16  # sites whose classifiers are made at the same time
 WATCH = "acclimate.watch:site_drift"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server takes."""
-
-    images: int = 500  # of one call
-    bytes: int = 32 * 2**20  # of one image
-    sites: int = 10_000
-    pictures: int = 100_000  # of one site
-    classifiers: int = 2000  # of sites, held in memory
 
 
 @dataclass(frozen=True)
@@ -129,6 +119,25 @@ class Service:
 
     def sites(self) -> list[SiteView]:
         return [self._view(row.name) for row in self.store.all()]
+
+    def overview(self) -> dict[str, SiteSummary]:
+        """What is known of every site without work: of one that was not asked for here since it
+        changed, its images and its model alone."""
+        totals = self.store.totals()
+        summaries = {}
+        for row in self.store.all():
+            current = self._current.get(row.name)
+            trust = current.adapted.trust if current is not None and current.row == row else None
+            expected = None if trust is None else trust.expected_accuracy
+            summaries[row.name] = SiteSummary(
+                name=row.name,
+                model=row.model,
+                moving_to=row.next_model,
+                revision=row.revision,
+                images=totals.get(row.name, 0),
+                expected_accuracy=None if expected is None else expected.accuracy,
+            )
+        return summaries
 
     def delete(self, name: str) -> None:
         self.store.delete(name)
@@ -362,8 +371,8 @@ class Service:
         size, max_pixels = model.trained.size, model.trained.config.data.max_pixels
 
         def read(image: bytes) -> np.ndarray | str:
-            if len(image) > self.limits.bytes:
-                return f"{len(image)} bytes, over the limit of {self.limits.bytes}"
+            if len(image) > self.limits.image_mib << 20:
+                return f"{len(image)} bytes, over the limit of {self.limits.image_mib} MiB"
             try:
                 return read_pixels(image, size, max_pixels=max_pixels)
             except ImageError as error:

@@ -97,6 +97,17 @@ class Store:
         with self.database.reading() as connection:
             return connection.execute(sa.select(SITES).order_by(SITES.c.name)).all()
 
+    def totals(self) -> dict[str, int]:
+        """Pictures of every site, by its name."""
+        c = PICTURES.c
+        of = sa.and_(c.site == SITES.c.id, c.extractor == SITES.c.extractor)
+        wanted = sa.select(SITES.c.name, sa.func.count(c.hash).label("images")).select_from(
+            SITES.outerjoin(PICTURES, of)
+        )
+        with self.database.reading() as connection:
+            rows = connection.execute(wanted.group_by(SITES.c.id).order_by(SITES.c.name))
+            return {row.name: row.images for row in rows}
+
     def counts(self, row: Row) -> tuple[int, int]:
         """Pictures of a site, and those of them with a label."""
         with self.database.reading() as connection:

@@ -7,7 +7,7 @@ for, so that a deleted site has none.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -22,28 +22,25 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from acclimate.serve.service import Service
+
 LOGGER = logging.getLogger("acclimate.serve")
 METHODS = {"GET", "PUT", "POST", "DELETE", "HEAD"}  # anybody can invent others: they are one label
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SITES = 200  # that have series of their own: those with the most images
-Values = Mapping[str, float | None]
-PER_SITE = {
-    "images": "images that the site has added",
-    "expected_accuracy_ratio": "share of predictions expected to be right at the site",
-    "drift": "evidence that the site has changed; see docs/serve.md",
+PER_SITE = {  # fields of a summary
+    "images": ("images", "Different images of the site."),
+    "expected_accuracy": ("expected_accuracy_ratio", "Share of predictions expected to be right."),
 }
 
 
 class Telemetry:
-    """The metrics of one server. `sites` gives the values of every site, by `PER_SITE`."""
+    """The metrics of one server."""
 
-    def __init__(
-        self, sites: Callable[[], Mapping[str, Values]], queue_depth: Callable[[], float]
-    ) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.registry.register(_Sites(sites))
         self._requests = Counter(
             "acclimate_requests",
             "Requests answered.",
@@ -68,8 +65,12 @@ class Telemetry:
             "Time in passes of the backbone.",
             registry=self.registry,
         )
+
+    def watch(self, service: Service) -> None:
+        """Tell of a service's queue and sites, too."""
         depth = Gauge("acclimate_queue_depth", "Images being answered.", registry=self.registry)
-        depth.set_function(queue_depth)
+        depth.set_function(lambda: service.batcher.depth)
+        self.registry.register(_Sites(service))
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         method = method if method in METHODS else "other"
@@ -86,30 +87,26 @@ class Telemetry:
 
 
 class _Sites(Collector):
-    def __init__(self, sites: Callable[[], Mapping[str, Values]]) -> None:
-        self.sites = sites
+    """Series of the sites that there are now."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
 
     def describe(self) -> Sequence[GaugeMetricFamily]:
         """Nothing is asked of the store before there is a request."""
         return ()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        values = self.sites()
-        yield GaugeMetricFamily("acclimate_sites", "Sites in the store.", len(values))
-        chosen = _largest(values)
-        for key, about in PER_SITE.items():
-            family = GaugeMetricFamily(f"acclimate_site_{key}", f"{about}.", labels=["site"])
-            for name in chosen:
-                value = values[name].get(key)
+        sites = self.service.overview()
+        yield GaugeMetricFamily("acclimate_sites", "Sites in the store.", len(sites))
+        largest = sorted(sites.values(), key=lambda site: (-site.images, site.name))[:SITES]
+        for field, (name, about) in PER_SITE.items():
+            family = GaugeMetricFamily(f"acclimate_site_{name}", about, labels=["site"])
+            for site in largest:
+                value = getattr(site, field)
                 if value is not None:
-                    family.add_metric([name], value)
+                    family.add_metric([site.name], value)
             yield family
-
-
-def _largest(values: Mapping[str, Values]) -> Iterable[str]:
-    """The names of at most `SITES` sites, those with the most images first."""
-    names = sorted(values, key=lambda name: (-(values[name].get("images") or 0), name))
-    return names[:SITES]
 
 
 class JsonLines(logging.Formatter):

@@ -1,4 +1,4 @@
-"""Bearer tokens: made at random, kept as digests in a JSON file, each with the scopes it may use."""
+"""Bearer tokens: made at random, kept as digests in a JSON file, each with its scopes."""
 
 import hashlib
 import hmac
@@ -83,7 +83,7 @@ class Tokens:
 
 
 def add_token(path: Path, scopes: Collection[str], name: str = "") -> str:
-    """Make a token and add its digest to the file; the token itself is in nothing but the answer."""
+    """Make a token and add its digest to the file; the token itself is nowhere but here."""
     if not scopes:
         raise ConfigError(f"a token needs a scope; give --scope {', '.join(SCOPES)}")
     for scope in scopes:

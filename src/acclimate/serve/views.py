@@ -38,6 +38,21 @@ class SiteView:
 
 
 @dataclass(frozen=True)
+class SiteSummary:
+    """A site among others."""
+
+    name: str
+    model: str
+    moving_to: str | None
+    revision: int
+    images: int
+    expected_accuracy: float | None  # None where it is not known, too
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class Added:
     """What a call of images or labels came to."""
 
