@@ -25,14 +25,13 @@ from acclimate.core.errors import (
     ImageError,
     OverLimit,
     StateMismatch,
-    require_known,
 )
-from acclimate.core.text import count
+from acclimate.core.text import count, listed
 from acclimate.learn.model import Trained
 from acclimate.serve import protocol
 from acclimate.serve.gate import Gate
 from acclimate.serve.page import add_page
-from acclimate.serve.problems import answer
+from acclimate.serve.problems import UnknownModel, WrongType, answer
 from acclimate.serve.service import Service
 from acclimate.serve.telemetry import Telemetry
 from acclimate.serve.tokens import SCOPES, Tokens
@@ -95,7 +94,7 @@ async def _read_images(request: Request) -> tuple[list[bytes], list[str]]:
     """The files of the field `images`, and the texts of the field `labels`."""
     most = server_of(request).service.limits.images
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise HTTPException(415, "send multipart/form-data with the field images, repeated")
+        raise WrongType("images come as multipart/form-data; send files as the field images")
     parser = _InMemory(
         request.headers,
         request.stream(),
@@ -110,17 +109,23 @@ async def _read_images(request: Request) -> tuple[list[bytes], list[str]]:
         raise kind(
             f"the form: {error.message.lower().rstrip('.')}; send at most {most} images"
         ) from None
-    if unknown := {*form} - {"images", "labels"}:
-        raise ConfigError(f"the form has a field '{min(unknown)[:50]}'; use images and labels")
-    files, labels = form.getlist("images"), form.getlist("labels")
-    images = [one.file.read() for one in files if isinstance(one, UploadFile)]
-    texts = [one for one in labels if isinstance(one, str)]
-    if len(images) < len(files) or len(texts) < len(labels):
-        raise ConfigError("images are files and labels are texts; give file names to images alone")
+    images, labels, others = list[bytes](), list[str](), list[str]()
+    for name, value in form.multi_items():
+        if name == "images" and isinstance(value, UploadFile):
+            images.append(value.file.read())
+        elif name == "labels" and isinstance(value, str):
+            labels.append(value)
+        else:
+            others.append(name)
+    await form.close()
+    if others:
+        raise ConfigError(
+            f"the form's field '{others[0][:50]}' is not read; send files as images, texts as labels"
+        )
     if not images:
         raise ConfigError("the form has no image; add files as the field images, repeated")
     request.state.facts["images"] = len(images)
-    return images, texts
+    return images, labels
 
 
 class _Body(BaseModel):
@@ -402,7 +407,8 @@ def _infer(
 
 def _model(request: Request, name: str) -> Trained:
     models = server_of(request).service.models
-    require_known(name, models, f"there is no model '{name[:50]}'")
+    if name not in models:
+        raise UnknownModel(f"there is no model '{name[:50]}'; there is {listed([*models], 12)}")
     return models[name].trained
 
 

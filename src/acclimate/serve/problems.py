@@ -20,10 +20,19 @@ from acclimate.core.errors import (
     StoreError,
     TooManyUnreadable,
     UnknownName,
+    UnknownSite,
     WriteError,
 )
 from acclimate.core.text import printable, reason_of
 from acclimate.serve.tokens import ScopeError, TokenError
+
+
+class UnknownModel(UnknownName):
+    """A model that the server does not have."""
+
+
+class WrongType(AcclimateError):
+    """A body of another kind than is read here."""
 
 
 class SlowBody(AcclimateError):
@@ -43,13 +52,16 @@ STATUS: Mapping[type[Exception], tuple[int, str]] = {
     TokenError: (401, "no_token"),
     ScopeError: (403, "wrong_scope"),
     Foreign: (403, "foreign_origin"),
-    UnknownName: (404, "unknown_name"),
+    UnknownSite: (404, "unknown_site"),
+    UnknownModel: (404, "unknown_model"),
+    UnknownName: (400, "unknown_name"),
     SlowBody: (408, "slow_body"),
     KeyReused: (409, "key_reused"),
     StateMismatch: (409, "other_model"),
     OverLimit: (413, "over_limit"),
     ImageError: (422, "unreadable_image"),
     TooManyUnreadable: (422, "unreadable_image"),
+    WrongType: (415, "wrong_type"),
     QueueFull: (429, "busy"),
     TooSlow: (503, "timeout"),
     StoreError: (503, "store"),
@@ -59,7 +71,7 @@ STATUS: Mapping[type[Exception], tuple[int, str]] = {
     AcclimateError: (400, "bad_request"),
     ClientDisconnect: (499, "gone"),
 }
-CODES = {404: "not_found", 405: "wrong_method", 415: "wrong_type"}
+CODES = {404: "no_route", 405: "wrong_method"}
 RETRY = {429, 503}  # answered with Retry-After: the same request may succeed in a moment
 
 
@@ -67,7 +79,7 @@ def describe(error: Exception) -> tuple[int, str, str]:
     """Status, code and sentence of an error; of one that nobody foresaw no more than its kind."""
     if isinstance(error, HTTPException):  # from the framework, which words it in two words
         code = CODES.get(error.status_code, "bad_request")
-        return error.status_code, code, f"{error.detail}; /openapi.json lists what there is"
+        return error.status_code, code, f"{error.detail.lower()}; /openapi.json lists the routes"
     if isinstance(error, RequestValidationError):
         return 400, "bad_request", _first_fault(error)
     for kind, (status, code) in STATUS.items():
@@ -94,4 +106,5 @@ def _first_fault(error: RequestValidationError) -> str:
     """Where the first fault is and what it is: "count: input should be …"."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "header"))
-    return f"{where[:100]}: {first['msg'].lower()}; /openapi.json says what is expected"
+    message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+    return f"{where[:100]}: {message}; /openapi.json says what is expected"
