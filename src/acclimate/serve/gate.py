@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acclimate.core.errors import ConfigError, OverLimit, QueueFull
 from acclimate.serve.limits import Limits
-from acclimate.serve.problems import Foreign, SlowBody, TooSlow, answer
+from acclimate.serve.problems import Foreign, SlowBody, TooSlow, WrongType, answer
 from acclimate.serve.telemetry import LOGGER, Telemetry
 
 MIB = 1 << 20
@@ -77,6 +77,9 @@ class Call:
             _require_local(headers)
         if self.gate.requests > limits.requests:
             raise QueueFull(f"{limits.requests} requests are under way; try again in a moment")
+        packed = headers.get("content-encoding", "identity")
+        if packed != "identity":
+            raise WrongType(f"the body is packed ({packed[:20]}); send it as it is")
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > limits.body_mib * MIB:
             raise _too_large(limits)

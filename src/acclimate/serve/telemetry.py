@@ -125,10 +125,12 @@ class JsonLines(logging.Formatter):
 
 
 def log_to(stream: TextIO) -> None:
-    """Send the server's lines, and the warnings of uvicorn, to `stream`."""
+    """Send the server's lines, and the warnings of what runs it, to `stream`."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
-    for name, level in {LOGGER.name: logging.INFO, "uvicorn.error": logging.WARNING}.items():
+    # What is wrong with a form is in the answer; its parser would say so byte by byte.
+    levels = {LOGGER.name: logging.INFO, "uvicorn.error": logging.WARNING}
+    for name, level in {**levels, "python_multipart": logging.ERROR}.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
