@@ -25,7 +25,7 @@ PACE = 0.02
 STACKED = 16  # combinations of heads that are kept stacked
 
 
-class Row(NamedTuple):
+class Made(NamedTuple):
     """What the batcher gives for a job: [n, …] on the CPU."""
 
     logits: Tensor | None  # where the job has a head
@@ -42,7 +42,7 @@ class Job:
     head: Head | None = None
     phi: Embedding | None = None  # of images
     turn: float = 0.0  # the smallest is next
-    result: "Future[Row]" = field(default_factory=Future)
+    result: "Future[Made]" = field(default_factory=Future)
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -103,7 +103,7 @@ class Batcher:
         phi: Embedding | None = None,
         *,
         behind: int = 0,
-    ) -> "Future[Row]":
+    ) -> "Future[Made]":
         """At most `most` images, for which the caller has reserved room. Logits of `head`, or
         without one the backbone's features, are there in a moment. `behind`: how many images of
         the same call are before these."""
@@ -115,14 +115,14 @@ class Batcher:
             self._change.notify()
         return job.result
 
-    def run(self, backbone: Backbone, stored: Tensor, phi: Embedding | None = None) -> Row:
+    def run(self, backbone: Backbone, stored: Tensor, phi: Embedding | None = None) -> Made:
         """Features of any number of images, once they are there."""
         jobs = [
             self.submit(backbone, part, None, phi, behind=number * self.most)
             for number, part in enumerate(torch.split(stored, self.most))
         ]
         rows = [job.result() for job in jobs]
-        return Row(*(_joined(parts) for parts in zip(*rows, strict=True)))
+        return Made(*(_joined(parts) for parts in zip(*rows, strict=True)))
 
     def close(self) -> None:
         """Finish what is waiting, and stop."""
@@ -178,7 +178,7 @@ class Batcher:
         for job, features, images in zip(batch, parts, pictures, strict=True):
             if job.head is None:
                 phi = None if job.phi is None else job.phi.phi(images).float().cpu()
-                job.result.set_result(Row(None, features.float().cpu(), phi))
+                job.result.set_result(Made(None, features.float().cpu(), phi))
         asked = [(job, part) for job, part in zip(batch, parts, strict=True) if job.head]
         if not asked:
             return
@@ -194,7 +194,7 @@ class Batcher:
             except Exception as error:
                 job.result.set_exception(error)
             else:
-                job.result.set_result(Row(rows, None, None))
+                job.result.set_result(Made(rows, None, None))
 
     def _stacked(self, heads: tuple[Head, ...]) -> Callable[[Tensor, Tensor], Tensor]:
         """`classify_by_domain` of these heads, as it was made last time."""

@@ -49,9 +49,7 @@ def picture_id(number: int) -> str:
 def number_of(picture: str) -> int:
     """The hash that an id stands for."""
     if not ID.fullmatch(picture):
-        raise ConfigError(
-            f"{picture[:50]!r} is no id of a picture, which has 16 hexadecimal digits"
-        )
+        raise ConfigError(f"{picture[:50]!r} is no id of a picture; ids have 16 hexadecimal digits")
     number = int(picture, 16)
     return number - 2**64 if number >= 2**63 else number
 

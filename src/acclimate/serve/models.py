@@ -107,9 +107,9 @@ class ServedModel:
 
     def point(self, site: Adapted) -> Point | None:
         """Where a site lies in the plane of the training domains."""
-        state = site.state
-        known = self.plane is not None and state is not None and state.holds_mu
-        return self.plane.point(state) if known else None
+        if self.plane is None or site.state is None or not site.state.holds_mu:
+            return None
+        return self.plane.point(site.state)
 
     @cached_property
     def plane(self) -> "Plane | None":

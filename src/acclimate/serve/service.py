@@ -67,8 +67,9 @@ class Service:
     Several services, in one process or on several machines, are one if they have the same database
     and the same models: every answer is by the site's images as the database has them.
 
-    Errors: `UnknownSite` and `UnknownName`; `OverLimit`; `QueueFull`, to be tried again; `KeyReused`;
-    `StoreError`, if the database is the problem; `ConfigError` for whatever else a call has wrong.
+    Errors: `UnknownSite` and `UnknownName`; `OverLimit`; `QueueFull`, to be tried again;
+    `KeyReused`; `StoreError`, if the database is the problem; `ConfigError` for whatever else is
+    wrong in a call.
     """
 
     def __init__(
@@ -347,15 +348,15 @@ class Service:
     def _classifier(self, name: str) -> Current:
         """The site's classifier as of now: made again if the site has changed since."""
         row = self.store.find(name)
-        if (current := self._known(row)) is not None:
+        if (current := self._current_of(row)) is not None:
             return current
         with self._making[hash(name) % LOCKS]:
-            if (current := self._known(row)) is not None:
+            if (current := self._current_of(row)) is not None:
                 return current
             kept = self.store.kept(name)
             model = self._models_of(kept.row)[0]
             adapted = model.adapt(kept)
-            facts = facts_of(adapted, kept, model.point(adapted))
+            facts = json.loads(json.dumps(facts_of(adapted, kept, model.point(adapted))))
             current = Current(kept.row, model, adapted, facts)
             with self._looking:
                 self._current[name] = current
@@ -363,7 +364,7 @@ class Service:
                     self._current.popitem(last=False)
             return current
 
-    def _known(self, row: Row) -> Current | None:
+    def _current_of(self, row: Row) -> Current | None:
         """What is current, if it is of this very row."""
         with self._looking:
             current = self._current.get(row.name)

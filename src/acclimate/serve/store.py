@@ -419,7 +419,7 @@ def _insert(
     if changed:
         c = PICTURES.c
         same = (c.site == row.id, c.extractor == extractor, c.hash == sa.bindparam("of"))
-        values = {name: sa.bindparam(f"new_{name}") for name in nothing}
+        values: dict[str, Any] = {name: sa.bindparam(f"new_{name}") for name in nothing}
         update = sa.update(PICTURES).where(*same).values(values)
         rows = [
             {"of": h, **{f"new_{name}": value for name, value in content.items()}}
