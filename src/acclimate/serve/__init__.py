@@ -5,7 +5,8 @@ from acclimate.core.exports import lazy_exports
 __getattr__, __all__ = lazy_exports(
     __name__,
     batcher="Batcher",
-    service="Limits Service",
+    limits="Limits",
+    service="Service",
     store="Store",
     views="Added Prediction SiteView",
 )

@@ -78,7 +78,7 @@ class Decoded:
 
 
 class Decoder:
-    """Decodes images of at most so many bytes, in as many threads as there are cores."""
+    """Decodes images of at most so many MiB, in as many threads as there are cores."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -90,8 +90,8 @@ class Decoder:
         size, max_pixels = model.trained.size, model.trained.config.data.max_pixels
 
         def read(image: bytes) -> np.ndarray | str:
-            if len(image) > self.most:
-                return f"{len(image)} bytes, over the limit of {self.most}"
+            if len(image) > self.most << 20:
+                return f"{len(image)} bytes, over the limit of {self.most} MiB"
             try:
                 return read_pixels(image, size, max_pixels=max_pixels)
             except ImageError as error:

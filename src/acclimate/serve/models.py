@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from acclimate.adapt.choice import MethodChoice, choose_method
 from acclimate.adapt.classifier import Adapted, adapt, unadapted
 from acclimate.adapt.methods import find_chain
 from acclimate.adapt.seen import require_able, stored_state
@@ -87,18 +88,22 @@ class ServedModel:
         """
         if not len(kept.hashes):
             return self.unadapted
-        pictures, method = kept.pictures(self.trained.classes), kept.row.method
+        pictures, choice = kept.pictures(self.trained.classes), MethodChoice(kept.row.method)
+        if choice.method == "auto" and self.trained.rehearsal is None:
+            # A state's own method would count, and this one has none yet.
+            choice = choose_method(self.trained, len(pictures))
         if kept.pixels:
             shape = (3, self.trained.size, self.trained.size)
             images = [np.frombuffer(pixels, np.uint8).reshape(shape) for pixels in kept.pixels]
             labels = [kept.labels.get(number) for number in kept.hashes.tolist()]
-            site = adapt(self.trained, images, method=method, labels=labels)
+            site = adapt(self.trained, images, method=choice.method, labels=labels)
         else:
             state = stored_state(self.trained, pictures, kept.phi)
-            site = adapt(self.trained, [], method=method, into=state)
+            site = adapt(self.trained, [], method=choice.method, into=state)
         assert site.state is not None
         _share(site.predictor.head, self._typical)
-        return replace(site, state=replace(site.state, pictures=NO_PICTURES, seen=NO_NUMBERS))
+        light = replace(site.state, pictures=NO_PICTURES, seen=NO_NUMBERS)
+        return replace(site, state=light, notes=(*choice.why, *site.notes))
 
     @cached_property
     def _typical(self) -> Mapping[str, nn.Parameter]:

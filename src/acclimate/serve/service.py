@@ -31,6 +31,7 @@ from acclimate.serve.calls import (
     number_of,
     picture_id,
 )
+from acclimate.serve.limits import Limits
 from acclimate.serve.models import Point, ServedModel
 from acclimate.serve.store import Outcome, Store
 from acclimate.serve.tables import Row
@@ -38,17 +39,6 @@ from acclimate.serve.views import Added, Prediction, SiteView, facts_of
 
 LOCKS = 16  # sites whose classifiers are made at the same time
 WATCH = "acclimate.watch:site_drift"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server takes."""
-
-    images: int = 500  # of one call
-    bytes: int = 32 * 2**20  # of one image
-    sites: int = 10_000
-    pictures: int = 100_000  # of one site
-    classifiers: int = 2000  # of sites, held in memory
 
 
 @dataclass(frozen=True)
@@ -101,7 +91,7 @@ class Service:
         self.store, self.keep, self.allow_backbone = store, keep, allow_backbone
         self.limits = Limits() if limits is None else limits
         self.batcher = Batcher(most=batch, wait=wait, room=room, told=told)
-        self._decoder = Decoder(self.limits.bytes)
+        self._decoder = Decoder(self.limits.image_mib)
         self._making = [threading.Lock() for _ in range(LOCKS)]
         self._current: OrderedDict[str, Current] = OrderedDict()
         self._looking = threading.Lock()  # at what is current
@@ -149,6 +139,10 @@ class Service:
     def sites(self) -> list[SiteView]:
         """All sites by name, without their history."""
         return [self._view(row, history=False) for row in self.store.all()]
+
+    def overview(self) -> dict[str, SiteView]:
+        """All sites by their names."""
+        return {view.name: view for view in self.sites()}
 
     def delete(self, name: str) -> None:
         """Nothing of the site is left, in memory or in the database's tables."""
