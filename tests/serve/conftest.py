@@ -1,64 +1,61 @@
-"""A real server on this machine, with a model of random weights."""
+"""Databases of both kinds, models with random weights, and servers in front of them."""
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from acclimate.serve.limits import Limits
-from acclimate.serve.service import Service
-from acclimate.serve.store import Store
+from acclimate.serve import Limits, Service, Store
 from acclimate.serve.tokens import Tokens
 from fixtures.models import make_trained
+from fixtures.postgres import Postgres, running_postgres
+from fixtures.servers import Running
 
-pytest.importorskip("fastapi")
-Start = Callable[..., "Running"]
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
 
 
-class Running:
-    """A server in a thread, and a client for it."""
-
-    def __init__(self, service: Service, tokens: Tokens | None = None) -> None:
-        import uvicorn
-
-        from acclimate.serve.app import Server, make_app
-        from acclimate.serve.gate import listen
-        from acclimate.serve.telemetry import Telemetry
-
-        self.service, self.telemetry = service, Telemetry()
-        self.telemetry.watch(service)
-        app = make_app(Server(service, self.telemetry, tokens))
-        self.door: socket.socket = listen("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self.door.getsockname()[1]}"
-        config = uvicorn.Config(app, log_config=None, access_log=False, ws="none")
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, args=([self.door],), daemon=True)
-        self.client = httpx.Client(base_url=self.url, timeout=30)
-
-    def __enter__(self) -> "Running":
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
-        self.server.should_exit = True
-        self.thread.join(20)
-        self.door.close()
-        assert not self.thread.is_alive()
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty one."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'sites.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database()
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def open_service(database: str) -> Iterator[Callable[..., Service]]:
+    """`open_service("concat", keep=20)`: a service over the test's database, as many as it wants;
+    models are a kind of `fixtures.models`, or several by name."""
+    services = []
+
+    def make(models: Any = "concat", url: str = database, **settings: Any) -> Service:
+        kinds = {"model": models} if isinstance(models, str) else models
+        made = {
+            name: make_trained(kind) if isinstance(kind, str) else kind
+            for name, kind in kinds.items()
+        }
+        services.append(Service(made, Store(url), **settings))
+        return services[-1]
+
+    yield make
+    for service in services:
+        service.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """`start(images=3)`: a server with these limits and a store of its own."""
     with ExitStack() as stack:
 
         def begin(tokens: Tokens | None = None, also: Any = None, **limits: Any) -> Running:
-            store = Store(f"sqlite:///{tmp_path / 'sites.sqlite'}")
+            store = Store(f"sqlite:///{tmp_path / 'served.sqlite'}")
             models = {"main": make_trained("rehearsed"), **(also or {})}
             given = Limits(**limits)
             service = Service(models, store, limits=given, room=given.queue)
@@ -69,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def running(start: Start) -> Running:
+def running(start: Callable[..., Running]) -> Running:
     """A server with a site, `north`."""
     running = start()
     assert running.client.put("/v1/sites/north").status_code == 200

@@ -41,10 +41,8 @@ def stored_state(trained: Trained, pictures: Pictures, phi: Tensor | None = None
         phi = torch.zeros(len(pictures), 0)
     elif phi is None:
         phi = embedding.phi(pictures.features.float().to(trained.device))
-    # Without a rehearsal, `auto` is what the state was adapted by.
-    payloads: dict[str, dict[str, Tensor]] = {} if trained.embedding is None else {"embedding": {}}
     state = begin_state(trained, None).updated(phi).note_seen(pictures.hashes)
-    return replace(state, pictures=pictures, payloads=payloads)
+    return replace(state, pictures=pictures)
 
 
 def require_able(trained: Trained, chain: Chain, into: DomainState | None) -> None:

@@ -1,7 +1,7 @@
 """Images of all sites in one batch: one pass of the backbone, and each row by its site's head."""
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -20,10 +20,12 @@ from acclimate.learn.embeddings import Embedding
 from acclimate.learn.models import Backbone, Head
 from acclimate.learn.models.predictors import classify_by_domain
 
+# Seconds by which each image of a call lets others go first: one of many images holds up nobody.
+PACE = 0.02
 STACKED = 16  # combinations of heads that are kept stacked
 
 
-class Row(NamedTuple):
+class Made(NamedTuple):
     """What the batcher gives for a job: [n, …] on the CPU."""
 
     logits: Tensor | None  # where the job has a head
@@ -39,8 +41,8 @@ class Job:
     stored: Tensor
     head: Head | None = None
     phi: Embedding | None = None  # of images
-    arrival: float = field(default_factory=monotonic)
-    result: "Future[Row]" = field(default_factory=Future)
+    turn: float = 0.0  # the smallest is next
+    result: "Future[Made]" = field(default_factory=Future)
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -49,9 +51,8 @@ class Job:
 class Batcher:
     """One thread that runs the jobs of many others, in batches of at most `most` images.
 
-    A batch is run when it is full, when its first job has waited for `wait` seconds, or when
-    nobody else is on the way. `room` bounds the images that are on the way: beyond, callers get
-    `QueueFull`.
+    A batch waits for `wait` seconds until it is full, or until nobody else is on the way. `room`
+    bounds the images that are on the way: beyond, callers get `QueueFull`.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Batcher:
         told: Callable[[int, float], None] = lambda images, seconds: None,
     ) -> None:
         self.most, self.wait, self.room, self.told = most, wait, room, told
-        self._jobs: deque[Job] = deque()
+        self._jobs: list[Job] = []
         self._change = threading.Condition()
         self._coming = 0  # images that callers have room for
         self._closed = False
@@ -94,23 +95,34 @@ class Batcher:
                 self._coming -= images
                 self._change.notify()
 
-    def run(
+    def submit(
         self,
         backbone: Backbone,
         stored: Tensor,
         head: Head | None = None,
         phi: Embedding | None = None,
-    ) -> Row:
-        """Logits of `head` for images, or without one the backbone's features, once they are there.
-        The caller has reserved room for them."""
-        jobs = [Job(backbone, part, head, phi) for part in torch.split(stored, self.most)]
+        *,
+        behind: int = 0,
+    ) -> "Future[Made]":
+        """At most `most` images, for which the caller has reserved room. Logits of `head`, or
+        without one the backbone's features, are there in a moment. `behind`: how many images of
+        the same call are before these."""
+        job = Job(backbone, stored, head, phi, monotonic() + PACE * behind)
         with self._change:
             if self._closed:
                 raise QueueFull("the server is stopping; try again in a moment")
-            self._jobs.extend(jobs)
+            self._jobs.append(job)
             self._change.notify()
-        rows = [job.result.result() for job in jobs]
-        return Row(*(_joined(parts) for parts in zip(*rows, strict=True)))
+        return job.result
+
+    def run(self, backbone: Backbone, stored: Tensor, phi: Embedding | None = None) -> Made:
+        """Features of any number of images, once they are there."""
+        jobs = [
+            self.submit(backbone, part, None, phi, behind=number * self.most)
+            for number, part in enumerate(torch.split(stored, self.most))
+        ]
+        rows = [job.result() for job in jobs]
+        return Made(*(_joined(parts) for parts in zip(*rows, strict=True)))
 
     def close(self) -> None:
         """Finish what is waiting, and stop."""
@@ -136,17 +148,17 @@ class Batcher:
             self._change.wait_for(lambda: self._jobs or self._closed)
             if not self._jobs:
                 return []
-            backbone, end = self._jobs[0].backbone, self._jobs[0].arrival + self.wait
-            while not self._full(backbone) and (left := end - monotonic()) > 0:
+            first = min(self._jobs, key=lambda job: job.turn)
+            end = monotonic() + self.wait
+            while not self._full(first.backbone) and (left := end - monotonic()) > 0:
                 self._change.wait(left)
             batch, images = list[Job](), 0
-            for job in [job for job in self._jobs if job.backbone is backbone]:
-                if images + len(job) > self.most and batch:
-                    break
-                batch.append(job)
-                images += len(job)
+            for job in sorted(self._jobs, key=lambda job: job.turn):
+                if job.backbone is first.backbone and images + len(job) <= self.most:
+                    batch.append(job)
+                    images += len(job)
             taken = {id(job) for job in batch}
-            self._jobs = deque(job for job in self._jobs if id(job) not in taken)
+            self._jobs = [job for job in self._jobs if id(job) not in taken]
             return batch
 
     def _full(self, backbone: Backbone) -> bool:
@@ -166,7 +178,7 @@ class Batcher:
         for job, features, images in zip(batch, parts, pictures, strict=True):
             if job.head is None:
                 phi = None if job.phi is None else job.phi.phi(images).float().cpu()
-                job.result.set_result(Row(None, features.float().cpu(), phi))
+                job.result.set_result(Made(None, features.float().cpu(), phi))
         asked = [(job, part) for job, part in zip(batch, parts, strict=True) if job.head]
         if not asked:
             return
@@ -182,7 +194,7 @@ class Batcher:
             except Exception as error:
                 job.result.set_exception(error)
             else:
-                job.result.set_result(Row(rows, None, None))
+                job.result.set_result(Made(rows, None, None))
 
     def _stacked(self, heads: tuple[Head, ...]) -> Callable[[Tensor, Tensor], Tensor]:
         """`classify_by_domain` of these heads, as it was made last time."""

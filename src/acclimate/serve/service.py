@@ -1,15 +1,9 @@
-"""What a server does, without the server: sites, their images, predictions for all of them.
+"""What a server does, without the server: sites, their images, predictions for all of them."""
 
-`Service` may be called by many threads. Several of them, in one process or on several machines, are
-one if they have the same database and the same models.
-"""
-
-import hashlib
-import re
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,44 +11,56 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from acclimate import __version__
 from acclimate.adapt.choice import sure_answer
 from acclimate.adapt.classifier import Adapted
 from acclimate.adapt.suggest import choose_rows
-from acclimate.core.distributed import cores
-from acclimate.core.errors import ConfigError, ImageError, OverLimit, StoreError, unknown
+from acclimate.core.distributed import pick_device
+from acclimate.core.errors import AcclimateError, ConfigError, OverLimit, StoreError, unknown
 from acclimate.core.exports import load
-from acclimate.core.text import count, reason_of
-from acclimate.data.images import read_pixels
-from acclimate.data.source import MOST_THREADS
-from acclimate.learn.embeddings.pictures import UNLABELLED, Pictures, picture_hashes
+from acclimate.core.text import count
 from acclimate.learn.model import Trained
 from acclimate.serve.batcher import Batcher
+from acclimate.serve.calls import (
+    Decoder,
+    Look,
+    check_key,
+    check_name,
+    digest_of,
+    number_of,
+    picture_id,
+)
 from acclimate.serve.limits import Limits
-from acclimate.serve.models import ServedModel
-from acclimate.serve.store import Arrivals, Outcome, Store
+from acclimate.serve.models import Point, ServedModel
+from acclimate.serve.store import Outcome, Store
 from acclimate.serve.tables import Row
-from acclimate.serve.views import Added, Prediction, SiteSummary, SiteView
+from acclimate.serve.views import Added, Prediction, SiteView, facts_of
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-KEY = re.compile(r"[\x21-\x7e]{1,200}")
 LOCKS = 16  # sites whose classifiers are made at the same time
 WATCH = "acclimate.watch:site_drift"
 
 
 @dataclass(frozen=True)
 class Current:
-    """A site's classifier, and what it was made from."""
+    """A site's classifier, and what is known of it."""
 
     row: Row
     model: ServedModel
     adapted: Adapted
-    kept: int
+    facts: Mapping[str, Any]
 
 
 class Service:
-    """Sites over one store, and a batcher for all of them."""
+    """Sites over one store, and a batcher for all of them. Any number of threads may call it.
+
+    Several services, in one process or on several machines, are one if they have the same database
+    and the same models: every answer is by the site's images as the database has them.
+
+    Errors: `UnknownSite` and `UnknownName`; `OverLimit`; `QueueFull`, to be tried again;
+    `KeyReused`; `StoreError`, if the database is the problem; `ConfigError` for whatever else is
+    wrong in a call.
+    """
 
     def __init__(
         self,
@@ -62,33 +68,39 @@ class Service:
         store: Store,
         *,
         keep: int = 500,
+        allow_backbone: bool = False,
         limits: Limits | None = None,
         batch: int = 64,
         wait: float = 0.005,
         room: int = 2048,
         told: Callable[[int, float], None] = lambda images, seconds: None,
     ) -> None:
+        """The first of `models` is that of sites that do not ask for another.
+
+        `keep` features of each new site are stored. With `allow_backbone` a site may be adapted by
+        a method that changes the backbone; its pixels are stored, too, and its images have a pass
+        of their own. `batch` images have one pass, or fewer after `wait` seconds; `room` images may
+        be waiting. `told` hears of every batch: its images, and how many seconds it took.
+        """
         if not models:
             raise ConfigError("there is no model to serve; give at least one")
         if keep < 1:
             raise ConfigError(f"keep is {keep}; a site keeps one image or more")
         self.models = {name: ServedModel(name, trained) for name, trained in models.items()}
         self.default = next(iter(self.models))
-        self.store, self.keep = store, keep
+        self.store, self.keep, self.allow_backbone = store, keep, allow_backbone
         self.limits = Limits() if limits is None else limits
         self.batcher = Batcher(most=batch, wait=wait, room=room, told=told)
-        threads = min(cores(), MOST_THREADS)
-        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-        self._locks = [threading.Lock() for _ in range(LOCKS)]
+        self._decoder = Decoder(self.limits.image_mib)
+        self._making = [threading.Lock() for _ in range(LOCKS)]
         self._current: OrderedDict[str, Current] = OrderedDict()
+        self._looking = threading.Lock()  # at what is current
 
     @classmethod
     def open(
         cls, runs: Mapping[str, Path], database: str, *, device: str = "auto", **settings: Any
     ) -> "Service":
-        """Serve finished runs by these names, the first one unless a site asks for another."""
-        from acclimate.core.distributed import pick_device
-
+        """Serve finished runs by these names; `settings` as above."""
         chosen = pick_device(device)
         models = {name: Trained.load(run, chosen) for name, run in runs.items()}
         return cls(models, Store(database), **settings)
@@ -96,66 +108,61 @@ class Service:
     def close(self) -> None:
         """Answer what is waiting, and stop."""
         self.batcher.close()
-        self._decoders.shutdown()
+        self._decoder.close()
         self.store.close()
 
     # Sites
 
-    def create_site(self, name: str, model: str | None = None) -> SiteView:
-        """The site of this name, which may be there already."""
-        if not NAME.fullmatch(name):
+    def create_site(
+        self, name: str, model: str | None = None, method: str | None = None
+    ) -> SiteView:
+        """The site of this name, which may be there already. `method` is as of `adapt`."""
+        check_name(name)
+        served, chain = self._model(model or self.default), method or "auto"
+        if served.changes_backbone(chain) and not self.allow_backbone:
             raise ConfigError(
-                f"'{name[:100]}' is no name of a site; use 1 to 100 letters, digits, dots, dashes "
-                f"and underscores, with a letter or digit first"
+                f"method '{chain}' changes the backbone, so that each image of the site would have "
+                f"a pass of its own and its pixels be stored; start with --allow-backbone"
             )
-        served = self._model(model or self.default)
-        row = self.store.create(name, served.name, served.extractor, self.keep, self.limits.sites)
-        if model is not None and model not in (row.model, row.next_model):
-            raise ConfigError(f"site '{name}' uses model '{row.model}'; move it to use '{model}'")
-        return self._view(name)
+        values = {"model": served.name, "method": chain, "extractor": served.extractor}
+        row = self.store.create(name, self.limits.sites, **values, keep=self.keep)
+        if model not in (None, row.model, row.next_model) or method not in (None, row.method):
+            raise ConfigError(
+                f"site '{name}' uses model '{row.model}' and method '{row.method}'; move it to "
+                f"another model, or delete it first"
+            )
+        return self._view(row)
 
     def site(self, name: str) -> SiteView:
-        return self._view(name)
+        return self._view(self.store.find(name))
 
     def sites(self) -> list[SiteView]:
-        return [self._view(row.name) for row in self.store.all()]
+        """All sites by name, without their history."""
+        return [self._view(row, history=False) for row in self.store.all()]
 
-    def overview(self) -> dict[str, SiteSummary]:
-        """What is known of every site without work: of one that was not asked for here since it
-        changed, its images and its model alone."""
-        totals = self.store.totals()
-        summaries = {}
-        for row in self.store.all():
-            current = self._current.get(row.name)
-            trust = current.adapted.trust if current is not None and current.row == row else None
-            expected = None if trust is None else trust.expected_accuracy
-            summaries[row.name] = SiteSummary(
-                name=row.name,
-                model=row.model,
-                moving_to=row.next_model,
-                revision=row.revision,
-                images=totals.get(row.name, 0),
-                expected_accuracy=None if expected is None else expected.accuracy,
-            )
-        return summaries
+    def overview(self) -> dict[str, SiteView]:
+        """All sites by their names."""
+        return {view.name: view for view in self.sites()}
 
     def delete(self, name: str) -> None:
+        """Nothing of the site is left, in memory or in the database's tables."""
         self.store.delete(name)
-        self._current.pop(name, None)
+        with self._looking:
+            self._current.pop(name, None)
 
     def rollback(self, name: str, revision: int | None = None) -> SiteView:
-        """Forget what came after `revision`; None: what came last."""
+        """Forget images and labels that came after `revision`; None: those that came last."""
         self.store.roll_back(name, revision)
-        return self._view(name)
+        return self.site(name)
 
     def move(self, name: str, model: str) -> SiteView:
-        """Let the site use another model: at once by its stored features where both have the same
+        """Let the site use another model: at once by its stored features if both have the same
         backbone, else when enough new images have come. Until then it stays with the old model."""
-        served = self._model(model)
-        row = self.store.find(name)
-        at_once = row.model not in self.models or not self.store.counts(row)[0]
+        served, row = self._model(model), self.store.find(name)
+        served.changes_backbone(row.method)
+        at_once = row.model not in self.models or not self.store.kept(name).images
         self.store.move(name, served.name, served.extractor, at_once=at_once)
-        return self._view(name)
+        return self.site(name)
 
     # Images and labels
 
@@ -169,39 +176,56 @@ class Service:
     ) -> Added:
         """Add images to a site. One that the site has already changes nothing, and neither does a
         call whose `key` was used before. An image that cannot be read is left out, and named."""
-        self._check_call(images, key)
-        if labels is not None and len(labels) != len(images):
-            raise ConfigError(f"there are {len(images)} images and {len(labels)} labels")
-        row = self.store.find(name)
+        check_key(key)
+        self._check_count(images)
         given = [None] * len(images) if labels is None else list(labels)
-        digest = _digest(*images, *(str(label) for label in given))
+        if len(given) != len(images):
+            raise ConfigError(f"there are {len(images)} images and {len(given)} labels")
+        digest = digest_of(*images, *(repr(label) for label in given))
         if key is not None and (before := self.store.answer(name, key, digest)):
             return self._added(name, before)
-        used = self._models_of(row)
-        _check_classes(used[0], given)
         with self.batcher.reserve(len(images)):
-            seen = [self._look(model, images, given) for model in used]
-        hashes, reasons = seen[0][1], seen[0][2]
-        about = {
-            "pictures": [None if number is None else _shown(number) for number in hashes],
-            "unreadable": [{"index": i, "reason": reason} for i, reason in reasons.items()],
-            "repeated": sum(h is not None for h in hashes) - len({*hashes} - {None}),
-        }
-        arrivals = {model.extractor: part for model, (part, *_) in zip(used, seen, strict=True)}
-        outcome = self.store.add(
-            name, arrivals, most=self.limits.pictures, key=key, digest=digest, about=about
-        )
+            outcome = self._add(name, images, given, key, digest)
         return self._added(name, outcome)
+
+    def _add(
+        self,
+        name: str,
+        images: Sequence[bytes],
+        labels: Sequence[str | None],
+        key: str | None,
+        digest: str,
+    ) -> Outcome:
+        """The store says which pictures it needs features of; those that it has cost no pass."""
+        looks: dict[str, Look] = {}
+        while True:
+            row = self.store.find(name)
+            models = self._models_of(row)
+            models[0].check_classes(labels)
+            for model in models:
+                if model.extractor not in looks:
+                    decoded = self._decoder(model, images)
+                    pixels = model.changes_backbone(row.method)
+                    looks[model.extractor] = Look(model, decoded, labels, pixels)
+            arrivals = {model.extractor: looks[model.extractor].arrivals() for model in models}
+            about = looks[models[0].extractor].about
+            outcome = self.store.add(
+                name, arrivals, most=self.limits.pictures, key=key, digest=digest, about=about
+            )
+            if not outcome.wanted:
+                return outcome
+            for extractor, hashes in outcome.wanted.items():
+                if extractor in looks:
+                    looks[extractor].extract(hashes, self.batcher)
 
     def add_labels(
         self, name: str, labels: Mapping[str, str | None], *, key: str | None = None
     ) -> Added:
         """Label pictures by their ids; None takes a label back."""
-        _check_key(key)
-        row = self.store.find(name)
-        _check_classes(self._models_of(row)[0], labels.values())
-        numbers = {_number(picture): label for picture, label in labels.items()}
-        digest = _digest(*(f"{picture}={label}" for picture, label in labels.items()))
+        check_key(key)
+        self._models_of(self.store.find(name))[0].check_classes(labels.values())
+        numbers = {number_of(picture): label for picture, label in labels.items()}
+        digest = digest_of(*(f"{picture}={label!r}" for picture, label in labels.items()))
         about = {"pictures": list(labels)}
         outcome = self.store.label(name, numbers, key=key, digest=digest, about=about)
         return self._added(name, outcome)
@@ -211,16 +235,17 @@ class Service:
         if count < 1:
             raise ConfigError(f"count is {count}; ask for one image or more")
         current, kept = self._classifier(name), self.store.kept(name)
-        rows = [i for i, h in enumerate(kept.hashes.tolist()) if h not in kept.labels]
+        rows = [i for i, number in enumerate(kept.hashes.tolist()) if number not in kept.labels]
         if not rows:
             return []
         predictor = current.adapted.predictor
         with torch.no_grad():
             output = predictor.head(kept.features[rows].float().to(predictor.device))
         chosen = choose_rows(output, current.adapted.classes, count)
+        ids = [picture_id(int(kept.hashes[rows[place]])) for place, _, _ in chosen]
         return [
-            {"picture": _shown(int(kept.hashes[rows[place]])), "guess": guess, "confidence": sure}
-            for place, guess, sure in chosen
+            {"picture": one, "guess": guess, "confidence": confidence}
+            for one, (_, guess, confidence) in zip(ids, chosen, strict=True)
         ]
 
     # Predictions
@@ -233,27 +258,35 @@ class Service:
         at_least: float | None = None,
         unsure_below: float = 0.0,
     ) -> list[Prediction]:
-        """The class of each image at a site, in order. With `at_least` or `unsure_below`, an image
-        that is not sure has no label."""
-        self._check_call(images)
+        """The class of each image at a site, in order. With `at_least` or `unsure_below`, as of
+        `Adapted.predict`, an image that is not sure has no label."""
+        self._check_count(images)
         current = self._classifier(name)
         adapted, predictor = current.adapted, current.adapted.predictor
         if at_least is not None:
             answer = sure_answer(adapted.trained, adapted.state, at_least)
             unsure_below = max(answer.threshold, unsure_below)
+        rows, reasons = dict[int, np.ndarray](), dict[int, str]()
         with self.batcher.reserve(len(images)):
-            stored, places, reasons = self._decode(current.model, images)
-            logits = torch.zeros(0, len(adapted.classes))
-            if places:
-                row = self.batcher.run(predictor.backbone, stored, predictor.head)
-                assert row.logits is not None
-                logits = row.logits
-        probabilities = dict(zip(places, torch.softmax(logits, 1).numpy(), strict=True))
+            waiting = []
+            # The next images are decoded while the first are on their way.
+            for start in range(0, len(images), self.batcher.most):
+                some = images[start : start + self.batcher.most]
+                decoded = self._decoder(current.model, some)
+                reasons |= {start + place: why for place, why in decoded.reasons.items()}
+                if decoded.places:
+                    places = [start + place for place in decoded.places]
+                    part = (predictor.backbone, decoded.stored, predictor.head)
+                    waiting.append((places, self.batcher.submit(*part, behind=start)))
+            for places, job in waiting:
+                logits = job.result().logits
+                assert logits is not None
+                rows |= zip(places, torch.softmax(logits, 1).numpy(), strict=True)
         return [
-            Prediction(None, None, None, None, index, reasons[index])
-            if index in reasons
-            else _prediction(probabilities[index], adapted.classes, unsure_below, index)
-            for index in range(len(images))
+            Prediction.of(rows[place], adapted.classes, unsure_below, place)
+            if place in rows
+            else Prediction(place, problem=reasons[place])
+            for place in range(len(images))
         ]
 
     # What else is known of sites
@@ -269,25 +302,25 @@ class Service:
     def export(self, name: str) -> bytes:
         """The site's classifier as an ONNX file."""
         with TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name}.onnx"
+            path = Path(folder) / "site.onnx"
             self._classifier(name).adapted.export(path)
             return path.read_bytes()
 
-    def training_map(self) -> dict[str, dict[str, Mapping[str, tuple[float, float]]]]:
+    def training_map(self) -> dict[str, dict[str, Mapping[str, Point]]]:
         """Where training domains and sites lie, in two dimensions: of each model that has an
         embedding, the points of its `training` domains and of `sites`, by name."""
-        every = [self._classifier(row.name) for row in self.store.all()]
+        views = [view for view in self.sites() if view.point is not None]
         return {
             name: {
-                "training": plane.training,
+                "training": model.plane.training,
                 "sites": {
-                    one.row.name: plane.point(one.adapted.state)
-                    for one in every
-                    if one.model is model and one.adapted.state is not None
+                    view.name: (view.point[0], view.point[1])
+                    for view in views
+                    if view.model == name and view.point is not None
                 },
             }
             for name, model in self.models.items()
-            if (plane := model.plane) is not None
+            if model.plane is not None
         }
 
     def _model(self, name: str) -> ServedModel:
@@ -309,151 +342,73 @@ class Service:
     def _classifier(self, name: str) -> Current:
         """The site's classifier as of now: made again if the site has changed since."""
         row = self.store.find(name)
-        current = self._current.get(name)
-        if current is not None and current.row == row:
+        if (current := self._current_of(row)) is not None:
             return current
-        with self._locks[hash(name) % LOCKS]:
-            current = self._current.get(name)
-            if current is not None and current.row == row:
+        with self._making[hash(name) % LOCKS]:
+            if (current := self._current_of(row)) is not None:
                 return current
             kept = self.store.kept(name)
             model = self._models_of(kept.row)[0]
-            current = Current(kept.row, model, model.adapt(kept), len(kept.hashes))
-            self._current[name] = current
-            while len(self._current) > self.limits.classifiers:
-                self._current.popitem(last=False)
+            adapted = model.adapt(kept)
+            facts = json.loads(json.dumps(facts_of(adapted, kept, model.point(adapted))))
+            current = Current(kept.row, model, adapted, facts)
+            with self._looking:
+                self._current[name] = current
+                while len(self._current) > self.limits.classifiers:
+                    self._current.popitem(last=False)
             return current
 
-    def _view(self, name: str) -> SiteView:
-        current = self._classifier(name)
-        row, adapted = current.row, current.adapted
-        images, labelled = self.store.counts(row)
-        return SiteView(
-            name=name,
-            model=row.model,
-            moving_to=row.next_model,
-            revision=row.revision,
-            images=images,
-            kept=current.kept,
-            labelled=labelled,
-            method=adapted.method,
-            notes=adapted.notes,
-            trust=adapted.trust,
-            label_prior=adapted.label_prior,
-            history=self.store.history(row),
-        )
+    def _current_of(self, row: Row) -> Current | None:
+        """What is current, if it is of this very row."""
+        with self._looking:
+            current = self._current.get(row.name)
+            if current is None or _version(current.row) != _version(row):
+                return None
+            self._current.move_to_end(row.name)
+            return current
+
+    def _facts(self, row: Row) -> Mapping[str, Any]:
+        """What is known of a site's classifier; it is written down, and made once by whichever
+        service is asked first."""
+        model = self._models_of(row)[0]
+        stamp = f"{row.revision} {model.trained.digest()} {__version__}"
+        if row.facts is not None:
+            stored: dict[str, Any] = json.loads(row.facts)
+            if stored.pop("of") == stamp:
+                return stored
+        current = self._classifier(row.name)
+        if _version(current.row) == _version(row):
+            self.store.note_facts(row, json.dumps({"of": stamp, **current.facts}))
+        return current.facts
+
+    def _view(self, row: Row, *, history: bool = True) -> SiteView:
+        try:
+            facts = self._facts(row)
+        except AcclimateError as error:  # its model is not served
+            facts = {"images": 0, "kept": 0, "labelled": 0, "method": "none", "notes": [str(error)]}
+        entries = self.store.history(row) if history else ()
+        return SiteView(row.name, row.model, row.next_model, row.revision, history=entries, **facts)
 
     def _added(self, name: str, outcome: Outcome) -> Added:
         about = outcome.about
         return Added(
-            site=self._view(name),
+            site=self.site(name),
             pictures=about["pictures"],
             added=outcome.added,
-            repeated=outcome.repeated + about.get("repeated", 0),
+            repeated=outcome.repeated + about.get("twice", 0),
             labelled=outcome.labelled,
             unreadable=about.get("unreadable", ()),
-            not_kept=[_shown(number) for number in outcome.not_kept],
+            not_kept=[picture_id(number) for number in outcome.not_kept],
             again=outcome.again,
         )
 
-    def _check_call(self, images: Sequence[bytes], key: str | None = None) -> None:
-        _check_key(key)
+    def _check_count(self, images: Sequence[bytes]) -> None:
         if not images:
             raise ConfigError("there is no image in this call; send at least one")
         if len(images) > self.limits.images:
             most = count(self.limits.images, "image")
             raise OverLimit(f"a call of {len(images)} images; send at most {most} at once")
 
-    def _decode(
-        self, model: ServedModel, images: Sequence[bytes]
-    ) -> tuple[Tensor, list[int], dict[int, str]]:
-        """The readable images as stored, their places, and why the others are not readable."""
-        size, max_pixels = model.trained.size, model.trained.config.data.max_pixels
 
-        def read(image: bytes) -> np.ndarray | str:
-            if len(image) > self.limits.image_mib << 20:
-                return f"{len(image)} bytes, over the limit of {self.limits.image_mib} MiB"
-            try:
-                return read_pixels(image, size, max_pixels=max_pixels)
-            except ImageError as error:
-                return reason_of(error)
-
-        each = enumerate(self._decoders.map(read, images))
-        pixels, reasons = dict[int, np.ndarray](), dict[int, str]()
-        for index, one in each:
-            if isinstance(one, str):
-                reasons[index] = one
-            else:
-                pixels[index] = one
-        empty = np.zeros((0, 3, size, size), np.uint8)
-        stored = np.stack([*pixels.values()]) if pixels else empty
-        return torch.from_numpy(stored), [*pixels], reasons
-
-    def _look(
-        self, model: ServedModel, images: Sequence[bytes], labels: Sequence[str | None]
-    ) -> tuple[Arrivals, list[int | None], dict[int, str]]:
-        """What a model makes of images: each picture once, the hash of every image, and why some
-        cannot be read."""
-        stored, places, reasons = self._decode(model, images)
-        hashes, new = picture_hashes(stored, {})
-        numbers: list[int | None] = [None] * len(images)
-        for place, number in zip(places, hashes.tolist(), strict=True):
-            numbers[place] = number
-        given = {
-            number: label
-            for number, label in zip(numbers, labels, strict=True)
-            if number is not None and label is not None
-        }
-        if not places:
-            width = model.backbone.features
-            return Arrivals([], torch.zeros(0, width)), numbers, reasons
-        row = self.batcher.run(model.backbone, stored[new], phi=model.phi)
-        assert row.features is not None
-        marks = torch.full((len(row.features),), UNLABELLED)
-        pictures = Pictures(hashes[new], row.features, marks).halved()
-        phi = None if row.phi is None else row.phi.half()
-        return Arrivals(hashes[new].tolist(), pictures.features, phi, given), numbers, reasons
-
-
-def _prediction(
-    row: np.ndarray, classes: Sequence[str], unsure_below: float, index: int
-) -> Prediction:
-    likeliest, probability = classes[int(row.argmax())], float(row.max())
-    label = likeliest if probability >= unsure_below else None
-    return Prediction(label, probability, likeliest, row, index)
-
-
-def _check_key(key: str | None) -> None:
-    if key is not None and not KEY.fullmatch(key):
-        raise ConfigError(
-            f"'{key[:50]}' is no idempotency key; use 1 to 200 printable ASCII characters, no space"
-        )
-
-
-def _check_classes(model: ServedModel, labels: Any) -> None:
-    classes = model.trained.classes
-    for label in labels:
-        if label is not None and label not in classes:
-            raise unknown(f"the model knows no class '{label}'", label, classes)
-
-
-def _digest(*parts: bytes | str) -> str:
-    """Of all parts, and of where each ends."""
-    whole = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        content = part if isinstance(part, bytes) else part.encode()
-        whole.update(f"{len(content)}:".encode())
-        whole.update(content)
-    return whole.hexdigest()
-
-
-def _shown(number: int) -> str:
-    """A picture's id: its hash, as 16 hexadecimal digits."""
-    return f"{number % 2**64:016x}"
-
-
-def _number(picture: str) -> int:
-    if not re.fullmatch(r"[0-9a-f]{16}", picture):
-        raise ConfigError(f"'{picture[:50]}' is no id of a picture; it has 16 hexadecimal digits")
-    number = int(picture, 16)
-    return number - 2**64 if number >= 2**63 else number
+def _version(row: Row) -> tuple[int, int]:
+    return row.id, row.revision

@@ -8,7 +8,7 @@ Whoever writes holds the site's row: changes of one site follow each other, on a
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -19,31 +19,46 @@ from torch import Tensor
 from acclimate.adapt.trust import FEW_IMAGES
 from acclimate.core.errors import ConfigError, KeyReused, OverLimit, UnknownName, UnknownSite
 from acclimate.core.text import timestamp
-from acclimate.learn.embeddings.pictures import NO_NUMBERS, NO_PICTURES, UNLABELLED, Pictures
+from acclimate.learn.embeddings.pictures import (
+    NO_NUMBERS,
+    NO_PICTURES,
+    UNLABELLED,
+    Pictures,
+    in_16_bits,
+)
 from acclimate.serve.tables import ANSWERS, HISTORY, LABELS, PICTURES, SITES, Database, Row
 
 SOME = 500  # values that one statement looks for
 
 
+class Content(NamedTuple):
+    """What is kept of a picture in the sample, and nothing of others."""
+
+    feature: bytes | None = None  # [f] float16
+    phi: bytes | None = None  # [d] float16, where Φ is one of images
+    pixels: bytes | None = None  # [3, h, w] uint8, where the site's method needs them
+
+
 @dataclass(frozen=True)
 class Arrivals:
-    """Pictures that came in one call, each once: what one extractor makes of them."""
+    """Pictures that came in one call, each once, as one extractor sees them."""
 
     hashes: Sequence[int]
-    features: Tensor  # [n, f]
-    phi: Tensor | None = None  # [n, d], where Φ is one of images
-    labels: Mapping[int, str] = field(default_factory=dict)  # by hash
+    labels: Mapping[int, str]  # by hash
+    contents: Mapping[int, Content]  # by hash; those that were asked for
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A site's sample, ascending by hash, and the names of its labels."""
+    """A site's sample, ascending by hash, with its labels and the row that it belongs to."""
 
     row: Row
+    images: int  # of which this is a sample
+    labels: Mapping[int, str]  # of all images, by hash
     hashes: Tensor = NO_NUMBERS  # [k] int64
     features: Tensor = NO_PICTURES.features  # [k, f] float16
     phi: Tensor | None = None  # [k, d] float16
-    labels: Mapping[int, str] = field(default_factory=dict)
+    pixels: Sequence[bytes] = ()
 
     def pictures(self, classes: Sequence[str]) -> Pictures:
         """With labels by number; one that `classes` do not have is none."""
@@ -62,6 +77,8 @@ class Outcome:
     not_kept: tuple[int, ...] = ()  # labelled pictures whose features were dropped before
     again: bool = False  # the key was used before, for this very call
     about: Mapping[str, Any] = field(default_factory=dict)  # what the caller wants back then
+    # Pictures whose contents the store has to have first, by extractor: nothing was done.
+    wanted: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class Store:
@@ -73,20 +90,16 @@ class Store:
     def close(self) -> None:
         self.database.close()
 
-    def create(self, name: str, model: str, extractor: str, keep: int, most: int) -> Row:
-        """The site `name`; what it is made with counts only where it is new."""
+    def create(self, name: str, most: int, **values: Any) -> Row:
+        """The site `name`; the `values` of its row count only where it is new."""
         with self.database.writing() as connection:
             if (row := _find(connection, name)) is not None:
                 return row
             if (connection.scalar(sa.select(sa.func.count()).select_from(SITES)) or 0) >= most:
                 raise OverLimit(f"there are {most} sites, as many as may be; delete one first")
-            values = {"name": name, "model": model, "extractor": extractor, "keep": keep}
-            insert = SITES.insert().values(**values, revision=1)
-            key = connection.execute(insert).inserted_primary_key
-            assert key is not None
-            _note(connection, key[0], 1, "created", about=model)
-            row = _find(connection, name)
-            assert row is not None
+            connection.execute(SITES.insert().values(name=name, revision=1, **values))
+            row = _require(_find(connection, name), name)
+            _note(connection, row.id, 1, "created", about=row.model)
             return row
 
     def find(self, name: str) -> Row:
@@ -97,22 +110,6 @@ class Store:
         with self.database.reading() as connection:
             return connection.execute(sa.select(SITES).order_by(SITES.c.name)).all()
 
-    def totals(self) -> dict[str, int]:
-        """Pictures of every site, by its name."""
-        c = PICTURES.c
-        of = sa.and_(c.site == SITES.c.id, c.extractor == SITES.c.extractor)
-        wanted = sa.select(SITES.c.name, sa.func.count(c.hash).label("images")).select_from(
-            SITES.outerjoin(PICTURES, of)
-        )
-        with self.database.reading() as connection:
-            rows = connection.execute(wanted.group_by(SITES.c.id).order_by(SITES.c.name))
-            return {row.name: row.images for row in rows}
-
-    def counts(self, row: Row) -> tuple[int, int]:
-        """Pictures of a site, and those of them with a label."""
-        with self.database.reading() as connection:
-            return _count(connection, row.id, row.extractor), len(_labels(connection, row))
-
     def history(self, row: Row) -> list[dict[str, Any]]:
         wanted = sa.select(HISTORY).where(HISTORY.c.site == row.id).order_by(HISTORY.c.revision)
         with self.database.reading() as connection:
@@ -122,18 +119,32 @@ class Store:
         return entries
 
     def kept(self, name: str) -> Kept:
-        """The sample of a site, with the row that it belongs to."""
+        """The sample of a site, as of one moment."""
+        c = PICTURES.c
         with self.database.reading() as connection:
             row = _require(_find(connection, name), name)
-            c = PICTURES.c
-            wanted = sa.select(c.hash, c.feature, c.phi).where(*_sample(row)).order_by(c.hash)
-            rows = connection.execute(wanted).all()
-            labels = _labels(connection, row)
+            wanted = sa.select(c.hash, c.feature, c.phi, c.pixels).order_by(c.hash)
+            rows = connection.execute(wanted.where(*_in_sample(row.id, row.extractor))).all()
+            images = _count(connection, row.id, row.extractor)
+            labels = _labels_of(connection, row)
         if not rows:
-            return Kept(row)
-        hashes, features, phi = zip(*rows, strict=True)
-        own = None if phi[0] is None else _unpacked(phi)
-        return Kept(row, torch.tensor(hashes), _unpacked(features), own, labels)
+            return Kept(row, images, labels)
+        hashes, features, phi, pixels = zip(*rows, strict=True)
+        return Kept(
+            row,
+            images,
+            labels,
+            torch.tensor(hashes),
+            _unpacked(features),
+            None if phi[0] is None else _unpacked(phi),
+            () if pixels[0] is None else pixels,
+        )
+
+    def note_facts(self, row: Row, facts: str) -> None:
+        """Write down what a site's classifier is, unless the site has changed since."""
+        same = (SITES.c.id == row.id, SITES.c.revision == row.revision)
+        with self.database.writing() as connection:
+            connection.execute(sa.update(SITES).where(*same).values(facts=facts))
 
     def answer(self, name: str, key: str, digest: str) -> Outcome | None:
         """What was answered when the key came first."""
@@ -150,29 +161,36 @@ class Store:
         digest: str = "",
         about: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """Pictures as each extractor sees them, that of the site's model among them."""
+        """Pictures as each extractor sees them, that of the site's model among them. Contents of
+        those that enter the sample are needed: without them nothing happens but that the outcome
+        names them."""
         with self.database.writing() as connection:
             row = _lock(connection, name)
             if key is not None and (before := _answered(connection, row, key, digest)):
                 return before
-            if row.extractor not in arrivals:
-                raise ConfigError(f"site '{name}' has moved to another model; repeat the call")
+            if row.extractor not in arrivals:  # it has moved meanwhile
+                return Outcome(wanted={row.extractor: ()})
             given = {h: label for some in arrivals.values() for h, label in some.labels.items()}
-            labelled, changed, added = _label(connection, row, given), 0, 0
-            for extractor, some in arrivals.items():
-                fresh, stored = _insert(connection, row, extractor, some)
-                changed += fresh + stored
-                added += fresh if extractor == row.extractor else 0
-            total = _count(connection, row.id, row.extractor)
-            if total > most:
-                raise OverLimit(f"site '{name}' would have {total} pictures, and {most} may be")
-            outcome = Outcome(
-                added=added,
-                repeated=len(arrivals[row.extractor].hashes) - added,
-                labelled=labelled,
-                about=about or {},
-            )
-            if changed or labelled:
+            labels = {**_all_labels(connection, row.id), **given}
+            plans = {
+                extractor: _plan(connection, row, extractor, some.hashes, labels)
+                for extractor, some in arrivals.items()
+            }
+            wanted = {
+                extractor: sorted({*plan.entering} - {*arrivals[extractor].contents})
+                for extractor, plan in plans.items()
+            }
+            if any(wanted.values()):
+                return Outcome(wanted=wanted)
+            added = len(plans[row.extractor].fresh)
+            if _count(connection, row.id, row.extractor) + added > most:
+                raise OverLimit(f"site '{name}' may have {most} images, and would have more")
+            labelled = _label(connection, row, given)
+            for extractor, plan in plans.items():
+                _insert(connection, row, extractor, plan, arrivals[extractor].contents)
+            repeated = len(arrivals[row.extractor].hashes) - added
+            outcome = Outcome(added, repeated, labelled, about=about or {})
+            if labelled or any(plan.fresh or plan.entering for plan in plans.values()):
                 _advance(connection, row, "images", added, labelled)
                 _complete_move(connection, row)
             _keep_answer(connection, row, key, digest, outcome)
@@ -223,11 +241,10 @@ class Store:
                 late = sa.delete(table).where(table.c.site == row.id, table.c.revision > target)
                 gone.append(connection.execute(late).rowcount)
             _advance(connection, row, "rollback", -gone[0], -gone[1], about=f"to {target}")
-        self.database.purge()
         return target
 
     def move(self, name: str, model: str, extractor: str, *, at_once: bool) -> None:
-        """Let the site use another model: now where its features do, or where it is to be
+        """Let the site use another model: now if that has the same extractor, or if it is to be
         `at_once`; else when enough new images have come."""
         with self.database.writing() as connection:
             row = _lock(connection, name)
@@ -243,7 +260,6 @@ class Store:
                 PICTURES.c.extractor.not_in([values.get("extractor", row.extractor), extractor]),
             )
             connection.execute(others)
-        self.database.purge()
 
     def delete(self, name: str) -> None:
         """All rows of a site, and what they held."""
@@ -302,10 +318,9 @@ def _count(connection: Connection, site: int, extractor: str) -> int:
     return connection.scalar(wanted) or 0
 
 
-def _sample(row: Row) -> tuple[sa.ColumnElement[bool], ...]:
-    """Which pictures are in a site's sample."""
+def _in_sample(site: int, extractor: str) -> tuple[sa.ColumnElement[bool], ...]:
     c = PICTURES.c
-    return c.site == row.id, c.extractor == row.extractor, c.feature.is_not(None)
+    return c.site == site, c.extractor == extractor, c.feature.is_not(None)
 
 
 def _last(connection: Connection, row: Row) -> int:
@@ -325,7 +340,7 @@ def _all_labels(connection: Connection, site: int) -> dict[int, str]:
     return {number: label for number, label in last.items() if label is not None}
 
 
-def _labels(connection: Connection, row: Row) -> dict[int, str]:
+def _labels_of(connection: Connection, row: Row) -> dict[int, str]:
     """Those of pictures that the site has for its model."""
     labels = _all_labels(connection, row.id)
     known = _known(connection, row, row.extractor, labels)
@@ -358,43 +373,59 @@ def _label(connection: Connection, row: Row, labels: Mapping[int, str | None]) -
     return len(changed)
 
 
-def _insert(connection: Connection, row: Row, extractor: str, some: Arrivals) -> tuple[int, int]:
-    """Add pictures; how many are new, and how many of the others have their features back.
+class Plan(NamedTuple):
+    """What becomes of a site's pictures when others come."""
 
-    The sample is that of all pictures whose features there are: the rest lose theirs.
-    """
-    c = PICTURES.c
-    known = _known(connection, row, extractor, some.hashes)
-    sampled = sa.select(c.hash).where(
-        c.site == row.id, c.extractor == extractor, c.feature.is_not(None)
-    )
+    fresh: Sequence[int]  # that the site does not have yet
+    entering: Sequence[int]  # the sample; some are fresh, others were outside of it
+    leaving: Sequence[int]
+
+
+def _plan(
+    connection: Connection,
+    row: Row,
+    extractor: str,
+    hashes: Sequence[int],
+    labels: Mapping[int, str],
+) -> Plan:
+    """The sample is one of all pictures whose contents there are, or come now."""
+    known = _known(connection, row, extractor, hashes)
+    sampled = sa.select(PICTURES.c.hash).where(*_in_sample(row.id, extractor))
     kept = {*connection.scalars(sampled)}
-    labels = _all_labels(connection, row.id)
-    among = sorted({*kept, *some.hashes})
+    among = sorted({*kept, *hashes})
     marks = torch.tensor([0 if number in labels else UNLABELLED for number in among])
     whole = Pictures(torch.tensor(among, dtype=torch.int64), torch.zeros(len(among), 0), marks)
     chosen = {*whole.sample(row.keep).hashes.tolist()}
-    fresh, back = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    for place, number in enumerate(some.hashes):
-        if number in kept or (number in known and number not in chosen):
-            continue
-        feature = _packed(some.features[place]) if number in chosen else None
-        phi = _packed(some.phi[place]) if number in chosen and some.phi is not None else None
-        (back if number in known else fresh).append((number, feature, phi))
-    place_of = {"site": row.id, "extractor": extractor}
+    fresh = [number for number in hashes if number not in known]
+    return Plan(fresh, sorted(chosen - kept), sorted(kept - chosen))
+
+
+def _insert(
+    connection: Connection,
+    row: Row,
+    extractor: str,
+    plan: Plan,
+    contents: Mapping[int, Content],
+) -> None:
+    """Carry out a plan; outside the sample the hash alone is kept."""
+    nothing = Content()._asdict()
+    entering = {number: contents[number]._asdict() for number in plan.entering}
+    place = {"site": row.id, "extractor": extractor, "revision": row.revision + 1}
+    fresh = [{**place, "hash": h, **entering.get(h, nothing)} for h in plan.fresh]
     if fresh:
-        values = [
-            {**place_of, "hash": h, "revision": row.revision + 1, "feature": f, "phi": phi}
-            for h, f, phi in fresh
+        connection.execute(PICTURES.insert(), fresh)
+    changed = {h: entering[h] for h in plan.entering if h not in {*plan.fresh}}
+    changed |= dict.fromkeys(plan.leaving, nothing)
+    if changed:
+        c = PICTURES.c
+        same = (c.site == row.id, c.extractor == extractor, c.hash == sa.bindparam("of"))
+        values: dict[str, Any] = {name: sa.bindparam(f"new_{name}") for name in nothing}
+        update = sa.update(PICTURES).where(*same).values(values)
+        rows = [
+            {"of": h, **{f"new_{name}": value for name, value in content.items()}}
+            for h, content in changed.items()
         ]
-        connection.execute(PICTURES.insert(), values)
-    same = (c.site == row.id, c.extractor == extractor, c.hash == sa.bindparam("of"))
-    changes = [*back, *((number, None, None) for number in kept - chosen)]
-    if changes:
-        update = sa.update(PICTURES).where(*same)
-        update = update.values(feature=sa.bindparam("f"), phi=sa.bindparam("p"))
-        connection.execute(update, [{"of": h, "f": f, "p": p} for h, f, p in changes])
-    return len(fresh), len(back)
+        connection.execute(update, rows)
 
 
 def _complete_move(connection: Connection, row: Row) -> None:
@@ -436,11 +467,12 @@ def _keep_answer(
         connection.execute(ANSWERS.insert().values(**values, answer=answer))
 
 
-def _packed(row: Tensor) -> bytes:
-    """[f] -> float16 bytes."""
-    return np.asarray(row, dtype="<f2").tobytes()
+def packed(rows: Tensor) -> list[bytes]:
+    """[n, f] -> each row's bytes, of float16."""
+    return [row.tobytes() for row in in_16_bits(rows).numpy().astype("<f2")]
 
 
 def _unpacked(rows: Sequence[bytes]) -> Tensor:
-    """[k, f] float16"""
-    return torch.from_numpy(np.frombuffer(b"".join(rows), "<f2").reshape(len(rows), -1).copy())
+    """The rows of `packed` again: [k, f] float16"""
+    whole = np.frombuffer(b"".join(rows), "<f2").reshape(len(rows), -1)
+    return torch.from_numpy(whole.astype(np.float16))

@@ -32,11 +32,13 @@ SITES = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("name", sa.String(100), nullable=False, unique=True),
     sa.Column("model", sa.String(200), nullable=False),
+    sa.Column("method", sa.String(200), nullable=False),  # of adaptation
     sa.Column("extractor", sa.String(64), nullable=False),  # of the features in use
     sa.Column("next_model", sa.String(200)),  # where it moves once enough new images are there
     sa.Column("next_extractor", sa.String(64)),
     sa.Column("keep", sa.Integer, nullable=False),
     sa.Column("revision", sa.Integer, nullable=False),  # grows with every change
+    sa.Column("facts", sa.Text),  # JSON: what its classifier is, as of a revision and a model
     sqlite_autoincrement=True,  # no number is used again: another process may remember it
 )
 PICTURES = sa.Table(
@@ -48,6 +50,7 @@ PICTURES = sa.Table(
     sa.Column("revision", sa.Integer, nullable=False),
     sa.Column("feature", sa.LargeBinary),  # float16, of pictures in the sample
     sa.Column("phi", sa.LargeBinary),  # float16, where Φ is one of images
+    sa.Column("pixels", sa.LargeBinary),  # as the model sees them, where a method needs them
 )
 KEPT = sa.Index(
     "kept",
@@ -151,12 +154,14 @@ class Database:
             ) from error
 
     def purge(self) -> None:
-        """Overwrite what was deleted, also where changes are logged."""
+        """Overwrite what was deleted; on SQLite also in its log, which PostgreSQL reuses itself."""
         with self._errors():
             if not self.sqlite:
                 options = {"isolation_level": "AUTOCOMMIT"}
                 with self._engine.execution_options(**options).connect() as connection:
-                    connection.execute(sa.text("VACUUM (FULL) pictures"))
+                    # VACUUM alone leaves the bytes in the table's file.
+                    tables = ", ".join(table.name for table in (PICTURES, LABELS, ANSWERS))
+                    connection.execute(sa.text(f"VACUUM (FULL) {tables}"))
                 return
             with closing(self._engine.raw_connection()) as raw:
                 cursor = raw.cursor()
@@ -165,7 +170,7 @@ class Database:
         if busy:
             raise StoreError(
                 f"{self.shown}: rows are deleted, and its log could not be emptied because another "
-                f"process reads it; delete or roll back once more when it is done"
+                f"process reads it; delete another site, or restart, when it is done"
             )
 
     def close(self) -> None:
