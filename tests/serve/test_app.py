@@ -14,7 +14,7 @@ import pytest
 from acclimate.data.images import read_pixels
 from acclimate.serve.tokens import SCOPES, Tokens, add_token
 from fixtures.models import CLASSES, SIZE, make_trained
-from fixtures.uploads import files, pictures
+from fixtures.servers import files, pictures
 
 SITE = "/v1/sites/north"
 

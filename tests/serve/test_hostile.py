@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from acclimate.core.randomness import stream
-from fixtures.uploads import files, pictures
+from fixtures.servers import files, pictures
 from fuzz import uploads
 
 MOST_GROWTH = 250 << 20  # bytes, of client and server together

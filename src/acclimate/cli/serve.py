@@ -42,6 +42,14 @@ def serve(
         Path | None, typer.Option(help="Only requests with one of its tokens; see `token`.")
     ] = None,
     keep: Annotated[int, typer.Option(help="Images whose features a site keeps.")] = 500,
+    allow_backbone: Annotated[
+        bool,
+        typer.Option(
+            "--allow-backbone",
+            help="Let sites use methods that change the backbone: each has passes of its own, and "
+            "its pixels are stored.",
+        ),
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(help="Cores to use. [default: all]", min=1, max=4096)
     ] = None,
@@ -78,6 +86,7 @@ def serve(
         place,
         device=device,
         keep=keep,
+        allow_backbone=allow_backbone,
         limits=checked,
         room=checked.queue,
         told=telemetry.batch,

@@ -13,9 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response
 
 from acclimate import __version__
@@ -23,22 +21,21 @@ from acclimate.core.errors import (
     AcclimateError,
     ConfigError,
     ImageError,
-    OverLimit,
     StateMismatch,
 )
 from acclimate.core.text import count, listed
 from acclimate.learn.model import Trained
 from acclimate.serve import protocol
+from acclimate.serve.forms import IMAGES, Form, read_form
 from acclimate.serve.gate import Gate
 from acclimate.serve.page import add_page
-from acclimate.serve.problems import UnknownModel, WrongType, answer
+from acclimate.serve.problems import UnknownModel, answer
 from acclimate.serve.service import Service
 from acclimate.serve.telemetry import Telemetry
 from acclimate.serve.tokens import SCOPES, Tokens
 
 P = ParamSpec("P")
 T = TypeVar("T")
-LONGEST_LABEL = 1000  # bytes of a text field
 
 
 @dataclass(eq=False)
@@ -84,48 +81,13 @@ def needs(scope: str) -> Any:
 # Bodies: read by hand, after `needs`, and described for OpenAPI.
 
 
-class _InMemory(MultiPartParser):
-    """No picture touches the disk; the limit of a body bounds what is in memory."""
-
-    spool_max_size = 1 << 40
-
-
-async def _read_images(request: Request) -> tuple[list[bytes], list[str]]:
+async def _read_images(request: Request) -> Form:
     """The files of the field `images`, and the texts of the field `labels`."""
     most = server_of(request).service.limits.images
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise WrongType("images come as multipart/form-data; send files as the field images")
-    parser = _InMemory(
-        request.headers,
-        request.stream(),
-        max_files=most,
-        max_fields=most,
-        max_part_size=LONGEST_LABEL,
-    )
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        kind = OverLimit if error.message.startswith("Too many") else ConfigError
-        raise kind(
-            f"the form: {error.message.lower().rstrip('.')}; send at most {most} images"
-        ) from None
-    images, labels, others = list[bytes](), list[str](), list[str]()
-    for name, value in form.multi_items():
-        if name == "images" and isinstance(value, UploadFile):
-            images.append(value.file.read())
-        elif name == "labels" and isinstance(value, str):
-            labels.append(value)
-        else:
-            others.append(name)
-    await form.close()
-    if others:
-        raise ConfigError(
-            f"the form's field '{others[0][:50]}' is not read; send files as images, texts as labels"
-        )
-    if not images:
-        raise ConfigError("the form has no image; add files as the field images, repeated")
-    request.state.facts["images"] = len(images)
-    return images, labels
+    kind = request.headers.get("content-type", "")
+    form = await read_form(kind, request.stream(), most)
+    request.state.facts["images"] = len(form.parts[IMAGES])
+    return form
 
 
 class _Body(BaseModel):
@@ -134,6 +96,7 @@ class _Body(BaseModel):
 
 class Create(_Body):
     model: str | None = Field(None, description="One of the models served; the first by default.")
+    method: str | None = Field(None, description="How to adapt; as rehearsed by default.")
 
 
 class Labels(_Body):
@@ -216,7 +179,7 @@ async def list_sites(request: Request) -> Response:
 async def create_site(request: Request, name: Name) -> Response:
     """Create a site; one that exists stays as it is."""
     server, body = server_of(request), await _read_json(request, Create)
-    view = await _run(server.adapting, server.service.create_site, name, body.model)
+    view = await _run(server.adapting, server.service.create_site, name, body.model, body.method)
     return _json(view.to_dict())
 
 
@@ -243,7 +206,8 @@ async def delete_site(request: Request, name: Name) -> Response:
 )
 async def add_images(request: Request, name: Name, key: Key = None) -> Response:
     """Adapt the site to images, together with those that it has."""
-    server, (images, labels) = server_of(request), await _read_images(request)
+    server, form = server_of(request), await _read_images(request)
+    images, labels = form.images, form.labels
     if labels and len(labels) != len(images):
         raise ConfigError(
             f"there are {len(images)} images and {len(labels)} labels; give one for each, empty "
@@ -284,7 +248,8 @@ async def predict(
     request: Request, name: Name, at_least: Share = None, unsure_below: Share = None
 ) -> Response:
     """Classify images by the site's classifier; answers are in the order of the images."""
-    server, (images, _) = server_of(request), await _read_images(request)
+    server, form = server_of(request), await _read_images(request)
+    images = form.images
     how = partial(server.service.predict, at_least=at_least, unsure_below=unsure_below or 0.0)
     predictions = await _run(server.predicting, how, name, images)
     _require_readable([one.problem for one in predictions if one.problem], len(images))
