@@ -64,8 +64,9 @@ def serve(
     import torch
     import uvicorn
 
-    from acclimate.serve.app import Server, make_app
+    from acclimate.serve.app import make_app
     from acclimate.serve.gate import is_loopback, listen
+    from acclimate.serve.server import Server
     from acclimate.serve.service import Service
     from acclimate.serve.telemetry import Telemetry, log_to
     from acclimate.serve.tokens import Tokens
