@@ -13,7 +13,7 @@ from acclimate.learn.model import Trained
 from acclimate.serve import protocol
 from acclimate.serve.problems import UnknownModel
 from acclimate.serve.schemas import ProtocolRefusal, failures
-from acclimate.serve.server import needs, run, server_of
+from acclimate.serve.server import needs, read_body, run, server_of
 from acclimate.serve.service import Service
 
 MODELS = APIRouter(
@@ -60,7 +60,7 @@ async def infer(request: Request, model: str) -> Response:
     """Class probabilities of images by the classifier of the site in `parameters`."""
     server, trained = server_of(request), _model(request, model)
     length = request.headers.get(protocol.LENGTH_HEADER)
-    asked = protocol.read_request(await request.body(), length, trained.size)
+    asked = protocol.read_request(await read_body(request), length, trained.size)
     request.state.facts["images"] = len(asked.images)
     answered = await run(server.predicting, _infer, server.service, model, asked)
     body, headers = protocol.write_answer(asked, model, *answered)

@@ -74,8 +74,14 @@ async def read_images(request: Request) -> Form:
     return form
 
 
+async def read_body(request: Request) -> bytes:
+    """The whole body, which the gate bounds. `Request.body` would keep it until a collection of
+    garbage."""
+    return b"".join([chunk async for chunk in request.stream()])
+
+
 async def read_json(request: Request, kind: type[B]) -> B:
-    body = await request.body()
+    body = await read_body(request)
     try:
         return kind.model_validate(protocol.parse_object(body or b"{}"))
     except ValidationError as error:
