@@ -36,7 +36,7 @@ class ManyDomains:
             trained, self.labels = first.trained, first.labels
             self.trained = trained
             for name in sites:
-                self._add(name)
+                self.add(name)
         self.trained, self.classes = trained, trained.classes
 
     def predict(self, images: Any, domains: Sequence[str]) -> list[Any]:
@@ -74,27 +74,25 @@ class ManyDomains:
             names = [domains[place] for place in places]
             for name in dict.fromkeys(names):
                 if name not in self._heads:
-                    self._add(name)
+                    self.add(name)
             logits = self._heads.logits(backbone(to_float(stored, device)), names).float()
             require_finite(logits, "a prediction")
             yield places, torch.softmax(logits, dim=1).cpu().numpy()
             self._heads.trim(ROOM)
 
-    def _add(self, name: str) -> None:
+    def add(self, name: str) -> Adapted:
+        """Look up a domain and keep its head for the batches to come, also in place of an earlier
+        one; refuse one that does not go together with the others."""
         site = self.sites[name]
         if site.trained is not self.trained and site.trained.digest() != self.trained.digest():
             raise StateMismatch(
                 f"domain '{name}' was adapted from another model than the others; predict for one "
                 f"model at a time"
             )
-        require_head_only(name, site)
+        if site.state is not None and not chain_of(site.state).head_only:
+            raise ConfigError(
+                f"domain '{name}' was adapted by '{site.method}', which changes the backbone; "
+                f"predict its images by themselves"
+            )
         self._heads.put(name, site.predictor.head)
-
-
-def require_head_only(name: str, site: Adapted) -> None:
-    """Refuse a domain whose images need a pass of a backbone of its own."""
-    if site.state is not None and not chain_of(site.state).head_only:
-        raise ConfigError(
-            f"domain '{name}' was adapted by '{site.method}', which changes the backbone; "
-            f"predict its images by themselves"
-        )
+        return site

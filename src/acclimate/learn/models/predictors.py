@@ -483,7 +483,8 @@ class HeadsByDomain:
             for domain in rows:
                 self._heads[domain] = self._heads.pop(domain)
         logits = torch.cat(parts)
-        return torch.empty_like(logits).index_copy_(0, torch.tensor(order).to(logits.device), logits)
+        rows_of_parts = torch.tensor(order).to(logits.device)
+        return torch.empty_like(logits).index_copy_(0, rows_of_parts, logits)
 
 
 def _classify(
@@ -497,7 +498,7 @@ def _classify(
         biases = [head.get(f"{name}.bias", bias) for head in heads]
         if any(f"{name}.weight" in head for head in heads):
             weights = [head.get(f"{name}.weight", weight) for head in heads]
-            rows = zip(x.split(list(counts)), weights, biases, strict=True)
+            rows = zip(torch.split(x, list(counts)), weights, biases, strict=True)
             return torch.cat([F.linear(*own) for own in rows])
         if all(own is bias for own in biases):
             return F.linear(x, weight, bias)
