@@ -19,6 +19,8 @@ class ShardMaker:
     def __init__(self, task: TableTask, threads: int) -> None:
         use_threads(threads)
         self.predictor, self.plan = TablePredictor(task), Plan.read(task.out)
+        if self.predictor.trained.digest() != self.plan.model:
+            raise RunError(f"{task.run} is another model on this machine; give each the same run")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         counts = [self.predictor.make_shard(self.plan, int(n)) for n in batch["shard"]]
@@ -33,7 +35,7 @@ class OnRay:
     """
 
     def __init__(self, address: str | None = None) -> None:
-        require_ray()
+        require_ray("pandas")  # which Ray Data imports
         self.address = address
 
     def __call__(self, task: TableTask, plan: Plan, missing: Sequence[int], watch: Watch) -> None:

@@ -11,9 +11,9 @@ from acclimate.core.errors import ConfigError
 from acclimate.core.text import reason_of
 
 
-def require_ray() -> None:
-    """Refuse to go on without Ray; starts nothing."""
-    if importlib.util.find_spec("ray") is None:
+def require_ray(*packages: str) -> None:
+    """Refuse to go on without Ray and the `packages` that a part of it needs; starts nothing."""
+    if None in map(importlib.util.find_spec, ("ray", *packages)):
         raise ConfigError('--launcher ray needs Ray; pip install "acclimate[ray]"')
 
 
