@@ -71,7 +71,6 @@ def predict(
     from acclimate.adapt.choice import choose_method, sure_answer
     from acclimate.adapt.classifier import adapt as adapt_to
     from acclimate.adapt.classifier import apply_state, predictions
-    from acclimate.adapt.table import TableTask
     from acclimate.core.distributed import pick_device
     from acclimate.core.errors import ConfigError
     from acclimate.core.files import write_text
@@ -92,6 +91,8 @@ def predict(
                 "--table names the images, and --domains has the sites' states; leave out IMAGES, "
                 "--adapt and --domain"
             )
+        from acclimate.adapt.table import TableTask
+
         task = TableTask(
             run=run,
             table=table,
