@@ -81,6 +81,6 @@ def test_from_folders_to_a_file(home: Path) -> None:
 
 
 def test_a_sweep_with_its_workers(home: Path) -> None:
-    sweep = f"sweep sites --algorithms erm --test-domains north --trials 1 --out sweep --device cpu {SMALL}"
-    done = json.loads(elsewhere(home, COMMANDS, f"{sweep} --json"))
+    flags = f"--algorithms erm --test-domains north --trials 1 --device cpu {SMALL}"
+    done = json.loads(elsewhere(home, COMMANDS, f"sweep sites {flags} --out sweep --json"))
     assert (done["runs"], done["done"], done["failures"]) == (1, 1, [])
