@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from acclimate.core.text import percent
+from acclimate.core.text import percent, short
 from acclimate.records.metrics import METRICS
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, Drawing, Illustration, of_data
@@ -35,7 +35,7 @@ def illustrate(report: Report) -> Iterable[Illustration]:
 
 def draw(counts: np.ndarray, classes: tuple[str, ...], shown: np.ndarray) -> Drawing:
     """The `shown` classes of counts [C labels, C predictions], as shares of all rows of a class."""
-    names = [canvas.short(classes[one], 24) for one in shown]
+    names = [short(classes[one], 24) for one in shown]
     figure = canvas.figure_of(0.17 * len(names) + 1.9)
     ax, titles = figure.subplots(), dict[str, str]()
     rows = counts.sum(1)
