@@ -25,6 +25,7 @@ def test_messy_folders(cli: Any, tree: Path, tmp_path: Path) -> None:
             "labels": ["blue", "red"],
             "domains": ["north", "south"],
             "alike": False,
+            "rows": [34, 72],
         }
     ]
     _, out, _ = cli("inspect", root, "--read", "20", "--plots", tmp_path / "plots", "--json")

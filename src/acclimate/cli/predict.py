@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import Device, Images, Json, Run, State
+from acclimate.cli.options import Device, Images, Json, Page, Run, State
 from acclimate.cli.output import progress_bar, say_facts
-from acclimate.core.text import percent
+from acclimate.core.text import listed, percent
 
 
 @app.command(epilog="Example: acclimate predict runs/sites new-site/ --adapt --out predictions.csv")
@@ -33,6 +33,7 @@ def predict(
     unsure_below: Annotated[
         float | None, typer.Option(help="Leave the label empty below this confidence.")
     ] = None,
+    page: Page = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -41,6 +42,8 @@ def predict(
     Without --adapt or --domain a plain model predicts as it is. With --at-least or --unsure-below,
     an image that is not sure has no label; its likeliest class is in the column unsure.
     """
+    import numpy as np
+
     from acclimate.adapt.choice import choose_method, sure_answer
     from acclimate.adapt.classifier import adapt as adapt_to
     from acclimate.adapt.classifier import apply_state, predictions
@@ -61,6 +64,8 @@ def predict(
         if value is not None and not 0 < value < 1:
             raise ConfigError(f"{flag} {value:g}: give a share between 0 and 1, e.g. 0.95")
     check_out(out, "table of predictions", (run, domain, *images))
+    if page is not None:
+        check_out(page, "page", (run, domain, out, *images))
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
     state = None if domain is None else DomainState.load(domain)
@@ -89,8 +94,26 @@ def predict(
             f"rehearsal promises {percent(answer.right)} % of them to be right, on average over "
             f"sites, and labelled {percent(answer.share)} % of images"
         )
-    facts = {
+    if page is not None:
+        from acclimate.report.answer_pages import Answers, write_predictions_page
+
+        write_predictions_page(
+            page,
+            f"{listed([one.name for one in images])} by {run.name}",
+            Answers(
+                list(rows.probabilities),
+                rows.classes,
+                np.stack(list(rows.probabilities.values())),
+                rows.before,
+                below,
+                trained.label_prior,
+            ),
+            [*notes, *([] if rows.changes is None else [str(rows.changes)])],
+            [": ".join(entry) for entry in quarantine.entries],
+        )
+    facts: dict[str, Any] = {
         "predictions": out,
+        "page": page,
         "images": len(rows),
         "method": site.method,
         "engine": site.engine,

@@ -3,7 +3,7 @@ PNG files that `inspect` and `build` write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,12 @@ HEADING = "Label distributions"
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
-    datasets = [one for one in report.labels if one.name in (report.datasets or [one.name])]
+    return illustrate_labels(
+        [one for one in report.labels if one.name in (report.datasets or [one.name])]
+    )
+
+
+def illustrate_labels(datasets: Sequence[LabelCounts]) -> Iterable[Illustration]:
     for labels in datasets:
         drawing = draw(labels)
         if drawing is None:
