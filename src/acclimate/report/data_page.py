@@ -19,7 +19,7 @@ from acclimate.results.sweep_folder import LabelCounts
 MOST_SITES, MOST_CLASSES = 12, 20
 OF_A_CLASS = 4  # images of a class in a site, at most,
 OF_ALL_CLASSES = 200  # and of all of them
-MOST_COPIES, OF_A_COPY = 20, 4
+MOST_COPIES, OF_A_COPY = 16, 4
 EXTREMES = 8
 NOTABLE = 0.05  # of a shift, which is from 0 to 1
 # What is measured of an image, by the heading of its column.

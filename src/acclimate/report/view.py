@@ -1,8 +1,8 @@
 """A page about one's own data: sections of figures, tables, thumbnails and lines, in one HTML file.
 
 `data_page` and `answer_pages` fill the sections, templates/view.html shows them. Whatever the data,
-a page stays below 5 MB: thumbnails are few and small, tables have their first rows, and names are
-cut. Names come from strangers: the templates escape all text.
+a page stays below 5 MB: it has at most 340 thumbnails of `MOST_BYTES`, tables have their first
+rows, and names are cut. Names come from strangers: the templates escape all text.
 """
 
 import base64
@@ -20,7 +20,6 @@ from acclimate.records.outputs import check_out
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.page import environment, slug
 
-MOST_PICTURES = 340  # of a page
 MOST_BYTES = 8_000  # of a picture
 MOST_ROWS, MOST_LINES, MOST_LETTERS = 200, 50, 90
 _SIDE = 128  # pixels; a page shows them a little smaller
