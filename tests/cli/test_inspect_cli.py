@@ -51,18 +51,8 @@ def test_pages_of_a_run(cli: Any, run: Path, tree: Path, unlabelled: Path, tmp_p
     assert "images right on 1 unseen site (embedding)." in text
     assert 'alt="west/' in text and 'alt="north/' not in text
     table = tmp_path / "p.csv"
-    code, out, _ = cli(
-        "predict",
-        run,
-        unlabelled,
-        "--adapt",
-        "--out",
-        table,
-        "--page",
-        doubts,
-        "--unsure-below",
-        "0.6",
-    )
+    outputs = "--out", table, "--page", doubts
+    code, out, _ = cli("predict", run, unlabelled, "--adapt", *outputs, "--unsure-below", "0.6")
     assert code == 0 and f"page: {doubts}\n" in out
     text = doubts.read_text(encoding="utf-8")
     labels = [line.split(",")[1] for line in table.read_text().splitlines()[1:]]
