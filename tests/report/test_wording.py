@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from acclimate.core.grid import Cell, Grid, share
 from acclimate.core.text import percent, signed
 from acclimate.paper.ablations.verdict import Level, level_table
-from acclimate.report.grid import Cell, Grid, accuracy, difference, share
 from acclimate.report.page import environment
-from acclimate.results.statistics import Estimate
+from acclimate.results.statistics import Estimate, accuracy, difference
 
 SHARES = [k / 2000 for k in range(2001)]  # every 0.05 points
 

@@ -90,6 +90,7 @@ class Predictions:
     reasons: Mapping[str, str]
     changes: Changes | None = None  # by adaptation, where there was one
     unsure_below: float = 0.0  # confidence from which on an image has a label
+    before: np.ndarray | None = None  # numbers of the predicted classes without adaptation: [n]
 
     def __len__(self) -> int:
         """Images that were classified."""
@@ -149,7 +150,8 @@ def predictions(
     if site.method != "none":
         now = torch.tensor([int(row.argmax()) for row in probabilities.values()])
         changes = Changes.between(torch.cat(before), now, site.classes)
-    return Predictions(paths, site.classes, probabilities, dict(quarantine.entries), changes)
+    reasons, plain_classes = dict(quarantine.entries), torch.cat(before).numpy()
+    return Predictions(paths, site.classes, probabilities, reasons, changes, before=plain_classes)
 
 
 @dataclass(frozen=True)

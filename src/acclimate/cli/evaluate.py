@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import Device, Json, MethodSettings, Run, names
+from acclimate.cli.options import Device, Json, MethodSettings, Page, Run, names
 from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
 from acclimate.config import AlgorithmName, flat, metric_of, parse_assignments
 from acclimate.core.errors import ConfigError
@@ -51,6 +51,7 @@ def evaluate(
         bool | None,
         typer.Option("--keep-shared", help="Score rows of pictures that were trained on, too."),
     ] = None,
+    page: Page = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -59,14 +60,18 @@ def evaluate(
 
     if metric:
         find_metric(metric)
-    if data is None and (method or settings):
-        flag = "--method" if method else "--set"
+    if data is None and (method or settings or page):
+        flag = "--method" if method else "--set" if settings else "--page"
         raise ConfigError(f"{flag} scores anew; name the data to score as well")
     if data is None:
         show_run(run, already=True, json=json, metric=metric)
         return
     from acclimate.records.folder import RunFolder
+    from acclimate.records.outputs import check_out
     from acclimate.runs.evaluate import evaluate_run
+
+    if page is not None:
+        check_out(page, "page", (run, data))
 
     flags = {"adapt.source": source, "adapt.points": points, "seed": seed}
     flags["data.keep_shared"] = keep_shared
@@ -75,7 +80,11 @@ def evaluate(
     with progress_bar() as watch:
         scored = evaluate_run(run, data, changes, methods=names(method), device=device, watch=watch)
     metric = metric or metric_of(RunFolder(run).identity()["config"])
-    facts = {"unreadable": scored.unreadable, "same_data": scored.same_data}
+    if page is not None:
+        from acclimate.report.answer_pages import write_scores_page
+
+        write_scores_page(page, RunFolder(run), scored.manifest, scored.scores, scored.predictions)
+    facts = {"unreadable": scored.unreadable, "same_data": scored.same_data, "page": page}
     if json:
         say_json({**as_json(scored.scores, metric), **facts})
         return

@@ -2,18 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import Device, Json, Run, State
+from acclimate.cli.options import Device, Json, Page, Run, State
 from acclimate.cli.output import progress_bar, say_facts, stoppable
 from acclimate.core.errors import require_known
-from acclimate.core.text import count, percent
+from acclimate.core.text import count, listed, percent
 
 if TYPE_CHECKING:
+    from acclimate.adapt.classifier import Predictions
     from acclimate.adapt.table import TableTask
+    from acclimate.learn.model import Trained
 
 
 @app.command(epilog="Example: acclimate predict runs/sites new-site/ --adapt --out predictions.csv")
@@ -42,6 +44,7 @@ def predict(
     unsure_below: Annotated[
         float | None, typer.Option(help="Leave the label empty below this confidence.")
     ] = None,
+    page: Page = None,
     table: Annotated[
         Path | None,
         typer.Option(help="Parquet with columns image and site, in place of IMAGES."),
@@ -86,10 +89,10 @@ def predict(
         if value is not None and not 0 < value < 1:
             raise ConfigError(f"{flag} {value:g}: give a share between 0 and 1, e.g. 0.95")
     if table is not None:
-        if images or adapt or domain is not None:
+        if images or adapt or domain is not None or page is not None:
             raise ConfigError(
                 "--table names the images, and --domains has the sites' states; leave out IMAGES, "
-                "--adapt and --domain"
+                "--adapt, --domain and --page"
             )
         from acclimate.adapt.table import TableTask
 
@@ -112,6 +115,8 @@ def predict(
     if adapt and domain is not None:
         raise ConfigError("--adapt makes a state and --domain gives one; use one of them")
     check_out(out, "table of predictions", (run, domain, *images))
+    if page is not None:
+        check_out(page, "page", (run, domain, out, *images))
     paths = find_images(images)
     trained = Trained.load(run, pick_device(device))
     state = None if domain is None else DomainState.load(domain)
@@ -140,8 +145,13 @@ def predict(
             f"rehearsal promises {percent(answer.right)} % of them to be right, on average over "
             f"sites, and labelled {percent(answer.share)} % of images"
         )
-    facts = {
+    if page is not None:
+        title = f"{listed([one.name for one in images])} by {run.name}"
+        unreadable = [": ".join(entry) for entry in quarantine.entries]
+        _write_page(page, title, rows, trained, notes, unreadable)
+    facts: dict[str, Any] = {
         "predictions": out,
+        "page": page,
         "images": len(rows),
         "method": site.method,
         "engine": site.engine,
@@ -153,6 +163,30 @@ def predict(
     if json:
         facts |= {"unsure_below": below, "answered": rows.answered, "promised": answer}
     say_facts(facts, json=json)
+
+
+def _write_page(
+    page: Path,
+    title: str,
+    rows: "Predictions",
+    trained: "Trained",
+    notes: list[str],
+    unreadable: list[str],
+) -> None:
+    import numpy as np
+
+    from acclimate.report.answer_pages import Answers, write_predictions_page
+
+    answers = Answers(
+        list(rows.probabilities),
+        rows.classes,
+        np.stack(list(rows.probabilities.values())),
+        rows.before,
+        rows.unsure_below,
+        trained.label_prior,
+    )
+    said = notes if rows.changes is None else [*notes, str(rows.changes)]
+    write_predictions_page(page, title, answers, said, unreadable)
 
 
 def _predict_table(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from acclimate.core.files import write_text
-from acclimate.core.text import DASH, count, duration
+from acclimate.core.text import DASH, count, duration, printable
 from acclimate.records.folder import QUARANTINE
 from acclimate.records.metrics import METRICS, TOP_1, measured
 from acclimate.records.outputs import check_out
@@ -101,6 +101,8 @@ def environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        # What turns text around or is no character at all is shown as what it is.
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     templates.filters |= {
         "contents": _contents,
@@ -108,7 +110,7 @@ def environment() -> "Environment":
         "measured": measured,
         "prose": prose,
         "rule_name": _rule_name,
-        "slug": _slug,
+        "slug": slug,
         "svg": _svg,
         "sweep_line": sweep_line,
     }
@@ -128,11 +130,11 @@ def environment() -> "Environment":
 
 def prose(text: str) -> Markup:
     """A sentence, with what it has between backticks as code; a number keeps its % in its line."""
-    safe = re.sub(r"(?<=\d) %", "\u00a0%", str(escape(text)))
+    safe = re.sub(r"(?<=\d) %", "\u00a0%", str(escape(printable(text))))
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", safe))
 
 
-def _slug(heading: str) -> str:
+def slug(heading: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in heading.lower())
 
 

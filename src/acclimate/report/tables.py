@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from acclimate.config import flat
+from acclimate.core.grid import Cell, Grid, number, share
 from acclimate.core.text import DASH, count, signed
 from acclimate.records.metrics import METRICS, Metric, measured
 from acclimate.records.predictions import Predictions
 from acclimate.records.rehearsal import Promise, Rehearsal
 from acclimate.report.figures.label_shares import shifts
-from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share
 from acclimate.results.comparison import AVERAGE, Comparison, Row
 from acclimate.results.material import PromiseCheck, Report
 from acclimate.results.protocol import Job
 from acclimate.results.runs import Key, varied_settings
-from acclimate.results.statistics import Estimate, in_words
+from acclimate.results.statistics import Estimate, accuracy, difference, in_words
 from acclimate.results.sweep_folder import LabelCounts
 
 BOOTSTRAP = "95 % bootstrap over domains"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.config import AlgorithmName
 from acclimate.core.files import write_atomically
+from acclimate.core.text import short
 from acclimate.records.outputs import check_out
 from acclimate.results.material import Report
 
@@ -131,10 +132,6 @@ def legend(figure: Figure, ax: Axes, *, columns: int = 4) -> None:
     )
     for text in drawn.get_texts():
         text.set_parse_math(False)
-
-
-def short(name: str, most: int) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def svg(drawing: Drawing, prefix: str) -> str:
