@@ -120,7 +120,8 @@ def test_one_algorithm_has_no_columns_to_compare(runs: Path) -> None:
         shutil.rmtree(runs / name)
     alone = load_report(runs)
     names = ("Method", "Unseen domains", "Worst unseen domain", "Training domains", "Runs")
-    assert tables.comparison(alone.overall).header == names  # though the ceiling has a difference
+    header = (*names, "Seconds a run")
+    assert tables.comparison(alone.overall).header == header  # though the ceiling has a difference
     text = page_of(alone)
     assert "in points" not in text and "improve" not in text and "called noise" not in text
 
@@ -235,7 +236,7 @@ def test_tables(report: Report, found: Comparison) -> None:
     assert text[2].split() == ["ERM", "45.0", "±", "5.0", "65.0", "±", "5.0", "55.0", "±", "5.0"]
     assert len(text[1]) == max(map(len, text))
     markdown = tables.comparison(found).to_markdown().splitlines()
-    assert markdown[2] == "| ERM | 55.0 ± 5.0 | 45.0 ± 5.0 | 90.0 | – | – | 2 |"
+    assert markdown[2] == "| ERM | 55.0 ± 5.0 | 45.0 ± 5.0 | 90.0 | – | – | 2 | 61.0 |"
     # As many domains for each are in the first sentence already; otherwise they have a column.
     uneven = replace(found.rows[1], domains=1)
     rows = (found.rows[0], uneven, *found.rows[2:])

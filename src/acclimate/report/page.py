@@ -193,6 +193,7 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     sizes = {role: {len(run.domains.get(role, ())) for run in runs} for role in roles}
     yield "Domains of a run", ", ".join(f"{_some(sizes[role])} {roles[role]}" for role in roles)
     yield "Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
+    yield from _protocol(runs)
     yield "Adapted on", "; ".join(_adaptation_sizes(finished)) or "no run adapts"
     selectors = {run.finished.kept_by for run in runs if run.finished}
     yield "Weights selected by", ", ".join(sorted(selectors)) or DASH
@@ -203,6 +204,35 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     seconds = sum(run.finished.seconds for run in runs if run.finished)
     yield "Time of all runs", duration(seconds)
     yield "Runs", f"{len(finished)} finished of {len(every)}"
+
+
+HEADS = {
+    "mlp": "the same layers for all algorithms",
+    "linear": "linear, as in DomainBed, but for adaptive algorithms",
+}
+SCORED = {
+    "held-out": "all images but those set aside to adapt on, for all algorithms alike",
+    "test": "all images, as in DomainBed; those adapted on are among them",
+}
+
+
+def _protocol(runs: Sequence[RunView]) -> Iterable[tuple[str, str]]:
+    """What decides whether rows can be compared with each other, and with those of others."""
+    configs = [run.config for run in runs]
+    models, adapt = ([one.get(part, {}) for one in configs] for part in ("model", "adapt"))
+    frozen = {True: ", frozen", False: ""}
+    nets = {
+        f"{model['backbone']}{frozen[model.get('freeze') == 'backbone']}"
+        for model in models
+        if "backbone" in model
+    }
+    yield "Backbone", ", ".join(sorted(nets)) or DASH
+    names = {
+        "Heads": {HEADS.get(model.get("head", ""), "") for model in models},
+        "Unseen domains are scored on": {SCORED.get(one.get("source", ""), "") for one in adapt},
+    }
+    for term, texts in names.items():
+        yield term, "; or ".join(sorted(filter(None, texts))) or DASH
 
 
 def _adaptation_sizes(runs: Sequence[RunView]) -> Iterable[str]:

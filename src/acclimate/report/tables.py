@@ -43,7 +43,11 @@ def comparison(results: Comparison) -> Grid:
             BOOTSTRAP: lambda row: _interval(row, metric),
             f"Better than {base}": _improvement,
         }
-    columns |= {GAP_CLOSED: lambda row: accuracy(row.gap_closed), "Runs": _runs}
+    columns |= {
+        GAP_CLOSED: lambda row: accuracy(row.gap_closed),
+        "Runs": _runs,
+        "Seconds a run": lambda row: number(row.seconds, ",.1f"),
+    }
     if len({row.domains for row in results.lines}) > 1:  # else the first sentence has the number
         columns["Domains"] = lambda row: number(row.domains)
     rows = tuple(tuple(cell(row) for cell in columns.values()) for row in results.lines)
