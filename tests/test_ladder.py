@@ -23,6 +23,7 @@ LADDER = (
     {"results"},
     {"sweep"},
     {"report"},
+    {"track"},
     {"estimator", "demo"},
     {"cli"},
     {"paper"},  # found by name, through the command line's table
