@@ -22,6 +22,7 @@ INVENTED = {
     "worst.py",
     "download.py",
     "confidence.py",
+    "numbers.py",
 }
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

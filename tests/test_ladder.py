@@ -24,6 +24,7 @@ LADDER = (
     {"sweep"},
     {"report"},
     {"watch"},
+    {"track"},
     {"estimator", "demo"},
     {"cli"},
     {"paper"},  # found by name, through the command line's table

@@ -24,7 +24,7 @@ GROUPS = {  # by what people do, in the order of work
         *("inspect", "train", "adapt", "predict", "suggest", "evaluate", "export"),
     ),
     "Data sets": ("build", "pack"),
-    "Comparisons": ("sweep", "report", "ablate", "reproduce"),
+    "Comparisons": ("sweep", "report", "track", "ablate", "reproduce"),
     "To look around": ("demo", "list", "theory"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

@@ -187,15 +187,12 @@ def as_json(scores: Sequence["Score"], metric: str) -> dict[str, Any]:
 
 
 def _means(scores: Sequence["Score"], metric: str) -> list[dict[str, Any]]:
-    """A line for each way to score: means over domains never mix two splits."""
+    """A line for each way to score."""
     from acclimate.records.metrics import METRICS
+    from acclimate.records.records import values_by_use
 
-    groups: dict[tuple[str, str, str], list[float]] = {}
     worst = min if METRICS[metric].sign > 0 else max
-    for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):
-        value = score.value(metric)
-        if value is not None:
-            groups.setdefault((score.role, score.split, score.method), []).append(value)
+    by_role = sorted(scores, key=lambda score: ("train", "val", "test").index(score.role))
     return [
         {
             "role": role,
@@ -205,7 +202,7 @@ def _means(scores: Sequence["Score"], metric: str) -> list[dict[str, Any]]:
             _key(metric): sum(values) / len(values),
             "worst": worst(values),
         }
-        for (role, split, method), values in groups.items()
+        for (role, split, method), values in values_by_use(by_role, metric).items()
     ]
 
 

@@ -23,6 +23,10 @@ MethodSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A method's setting: adapt.tent.steps=3."),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(help="Show the run in tensorboard, mlflow, wandb or trackio; commas or repeat."),
+]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try failed jobs again.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the runs and what is left of them; write nothing.")
