@@ -97,7 +97,7 @@ def test_features_have_labels_and_no_pictures(features: Manifest, tmp_path: Path
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
-    hostile = named_sites([HOSTILE, TURNED], [LONG, '"><img src=x onerror=alert(1)>'])
+    hostile = named_sites([HOSTILE, TURNED, LONG], [LONG, '"><img src=x onerror=alert(1)>'])
     text = data_page(hostile, tmp_path / "look.html")
     parts = sections(text)  # no attribute is a handler: `Page` looks
     assert HOSTILE not in text and "<img src=x" not in text
