@@ -199,7 +199,7 @@ def _copies(manifest: Manifest, copies: Sequence[Copies]) -> Section:
     ranked = sorted(copies, key=lambda one: (len(one.domains) < 2, len(one.labels) < 2))
     galleries = [
         Gallery(
-            "looks the same" if one.alike else "the same file",
+            "looks the same" if one.alike else "the same picture",
             [_picture(manifest, row, *_place(manifest, row)) for row in one.rows[:OF_A_COPY]],
         )
         for one in ranked[:MOST_COPIES]
