@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_features_have_labels_and_no_pictures(features: Manifest, tmp_path: Path
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
-    hostile = named_sites([HOSTILE, TURNED], [LONG, '"><img src=x onerror=alert(1)>'])
+    hostile = named_sites([HOSTILE, TURNED, LONG], [LONG, '"><img src=x onerror=alert(1)>'])
     text = data_page(hostile, tmp_path / "look.html")
     parts = sections(text)  # no attribute is a handler: `Page` looks
     assert HOSTILE not in text and "<img src=x" not in text
@@ -192,6 +193,16 @@ def test_without_unseen_sites_the_page_is_of_the_training_sites(
     text = write_scores_page(out, run, sites, scores_of(rows, "train"), rows).read_text()
     assert "50.0\u00a0% of 2 images right on 2 training sites (none)." in text
     assert captions(sections(text)["The surest mistakes"]) == ["dog 80.0 % labelled cat, south"]
+
+
+def test_where_nothing_was_scored(sites: Manifest, tmp_path: Path) -> None:
+    rows = guesses(sites, [0], [0], [0.9], "none")
+    scores, none = scores_of(rows), rows.where(rows.row < 0)
+    run, out = RunFolder(tmp_path / "run"), tmp_path / "eval.html"
+    text = write_scores_page(
+        out, run, sites, [replace(scores[0], n=0, top1=None)], none
+    ).read_text()
+    assert "No image was scored." in text and list(sections(text)) == ["Sites"]
 
 
 def test_calibration_by_hand() -> None:

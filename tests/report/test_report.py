@@ -20,7 +20,7 @@ from acclimate.results.load import load_report
 from acclimate.results.material import Report
 from acclimate.results.runs import ERM, Key, RunView, find_runs
 from acclimate.results.statistics import Estimate, in_percent, in_points
-from fixtures.pages import Page
+from fixtures.pages import Page, cells_of
 from fixtures.run_folders import make_run, score
 from fixtures.sweep_example import write_map
 
@@ -305,3 +305,11 @@ def test_heads_that_differ_are_noted() -> None:
     assert note.startswith("ERM: ") and "model.head=mlp" in note
     assert not list(sentences._heads([run("erm", "mlp"), adaptive]))
     assert not list(sentences._heads([run("erm", "linear")]))
+
+
+def test_a_report_shows_itself(report: Report) -> None:
+    table = report._repr_html_()
+    assert "accuracy, %</caption>" in table
+    erm, da = cells_of(table)[1:3]
+    assert erm == ["ERM", "55.0 ± 5.0", "45.0 ± 5.0", "–"]
+    assert da == ["DA-ERM", "65.0 ± 5.0", "60.0 ± 10.0", "+10.0 ± 0.0"]

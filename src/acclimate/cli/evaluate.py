@@ -129,10 +129,9 @@ def _show_outlook(run: "RunFolder", rehearsal: dict[str, Any] | None, *, tested:
 
 def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
     from acclimate.records.rehearsal import Rehearsal, verdict
-    from acclimate.report.tables import promises_grid
 
     rehearsal = Rehearsal.from_dict(stored, where=str(folder))
-    header, *rows = promises_grid(rehearsal).texts
+    header, *rows = rehearsal.grid.texts
     say()
     say_table(header, rows, title="Rehearsal: training sites held out in turn")
     say()

@@ -12,6 +12,7 @@ from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_som
 from acclimate.core.text import count
 
 if TYPE_CHECKING:
+    from acclimate.core.grid import Grid
     from acclimate.data.inspection import Inspection
 
 
@@ -27,7 +28,13 @@ def inspect(
 ) -> None:
     """Domains, classes, label shift, long tails, problems and unreadable files."""
     from acclimate.data.columns import summaries
-    from acclimate.data.inspection import find_copies, sampled, several_labels, try_images
+    from acclimate.data.inspection import (
+        domains_grid,
+        find_copies,
+        sampled,
+        several_labels,
+        try_images,
+    )
     from acclimate.data.inspection import inspect as inspect_manifest
     from acclimate.data.manifest import Manifest
     from acclimate.records.outputs import check_out
@@ -66,7 +73,7 @@ def inspect(
         }
         say_json(facts)
         return
-    _show_domains(inspection)
+    _show_domains(inspection, domains_grid(manifest))
     for line in summaries(problems):
         say(f"problem: {line}")
     say_some("several labels", several)
@@ -88,10 +95,10 @@ def inspect(
     say_facts(facts)
 
 
-def _show_domains(inspection: "Inspection") -> None:
+def _show_domains(inspection: "Inspection", domains: "Grid") -> None:
     facts = (f"{inspection.rows} rows", f"{len(inspection.domains)} domains")
     say(f"{inspection.source}: {', '.join(facts)}, {inspection.classes} classes")
-    header, *rows = inspection.grid.texts
+    header, *rows = domains.texts
     say_table(header, rows)
     say("shift: total variation distance of the domain's labels from those of all others, 0 to 1")
     if inspection.pairwise is not None:

@@ -11,7 +11,7 @@ from html import escape
 from acclimate.core.text import DASH, markdown, percent, printable, short
 
 _MOST_BLOCKS = 5  # of columns below each other in a terminal
-_MOST_ROWS, _MOST_LETTERS = 60, 120  # of a table in a notebook
+_MOST_ROWS, _MOST_LETTERS = 60, 200  # of a table in a notebook
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,16 @@ class Grid:
 
     def to_html(self, caption: str = "") -> str:
         """For a notebook: a table as far as a screen shows it, and nothing in it that acts."""
-        lines = [[f'<th scope="col">{_html(name)}</th>' for name in self.header]]
-        for first, *rest in self.rows[:_MOST_ROWS]:
-            cells = (f"<b>{_html(c.text)}</b>" if c.best else _html(c.text) for c in rest)
-            name = f'<th scope="row">{_html(first.marked)}</th>'
-            lines.append([name, *(f"<td>{cell}</td>" for cell in cells)])
+        sides = ["left" if name in self.words else "right" for name in self.header]
+        sides[0] = "left"  # said of each cell, as notebooks align all of them to the right
+        lines = [_row("th", 'scope="col"', sides, [_html(name) for name in self.header])]
+        for row in self.rows[:_MOST_ROWS]:
+            cells = [f"<b>{_html(c.text)}</b>" if c.best else _html(c.marked) for c in row]
+            lines.append(_row("td", "", sides, cells))
         if (more := len(self.rows) - _MOST_ROWS) > 0:
-            lines.append([f'<td colspan="{len(self.header)}">and {more} more</td>'])
-        body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
-        return f"<table><caption>{_html(caption)}</caption>{body}</table>"
+            lines.append(_row("td", "", sides, [f"and {more} more"]))
+        said = f'<caption style="text-align: left">{_html(caption)}</caption>'
+        return f"<table>{said}{''.join(lines)}</table>"
 
     def to_latex(self, caption: str, label: str, published: str = "") -> str:
         """A table, with a rule between kinds of rows; `published` is the footnote."""
@@ -145,6 +146,14 @@ _ESCAPES = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
 }
 _DAGGER = r"$^\dagger$"
+
+
+def _row(tag: str, scope: str, sides: Sequence[str], cells: Sequence[str]) -> str:
+    parts = (
+        f'<{tag} {scope} style="text-align: {side}">{cell}</{tag}>'
+        for side, cell in zip(sides, cells, strict=False)
+    )
+    return f"<tr>{''.join(parts)}</tr>"
 
 
 def _html(text: str) -> str:

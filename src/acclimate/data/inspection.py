@@ -13,13 +13,14 @@ from acclimate.core.errors import ImageError
 from acclimate.core.grid import Cell, Grid, number, share
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
-from acclimate.core.text import DASH
+from acclimate.core.text import DASH, short
 from acclimate.data import columns
 from acclimate.data.columns import SPLITS, grouped
 from acclimate.data.duplicates import joined, near_copies
 from acclimate.data.manifest import Manifest
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from PIL import Image
 
 TAIL = 0.1
@@ -27,6 +28,7 @@ TAIL = 0.1
 
 MOST_PAIRED = 2000
 LOOKED_AT = 128  # pixels
+MOST_NAMED = 60  # along an axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,25 +76,6 @@ class Inspection(_Statistics):
     pairwise: PairwiseShift | None
     domains: tuple[DomainInspection, ...]
 
-    @property
-    def grid(self) -> Grid:
-        """A row per domain. Shift is how far its labels are from those of all others, 0 to 1."""
-        names = ("rows", "classes", "top class", "share", "imbalance", "effective classes", "shift")
-        rows = tuple(
-            (
-                Cell(one.domain),
-                number(one.rows),
-                number(one.classes),
-                Cell(one.top_class or DASH),
-                share(one.top_share),
-                number(one.imbalance, ".1f"),
-                number(one.effective_classes, ".1f"),
-                number(one.total_variation, ".2f"),
-            )
-            for one in self.domains
-        )
-        return Grid(("domain", *names), rows, frozenset({"top class"}))
-
 
 def inspect(manifest: Manifest) -> Inspection:
     """Sizes and label statistics of a manifest, over all its splits.
@@ -100,7 +83,7 @@ def inspect(manifest: Manifest) -> Inspection:
     Rows whose label is not in the class list count as rows and in no label statistic.
     """
     counts = label_counts(manifest)
-    pooled, names, roles = counts.sum(axis=0), manifest.all_domains, manifest.roles()
+    pooled = counts.sum(axis=0)
     return Inspection(
         **_statistics(manifest.splits, pooled),
         source=manifest.source,
@@ -108,12 +91,51 @@ def inspect(manifest: Manifest) -> Inspection:
         images=len(np.unique(manifest.image_ids)),
         classes=len(manifest.classes),
         unused_classes=_without_rows(manifest, pooled),
-        pairwise=_pairwise(counts, names),
-        domains=tuple(
-            _domain(manifest, name, roles.get(name), row, pooled - row)
-            for name, row in zip(names, counts, strict=True)
-        ),
+        pairwise=_pairwise(counts, manifest.all_domains),
+        domains=_domains(manifest, counts),
     )
+
+
+def _domains(manifest: Manifest, counts: np.ndarray) -> tuple[DomainInspection, ...]:
+    """By `label_counts`: [all domains, classes]"""
+    pooled, roles = counts.sum(axis=0), manifest.roles()
+    return tuple(
+        _domain(manifest, name, roles.get(name), row, pooled - row)
+        for name, row in zip(manifest.all_domains, counts, strict=True)
+    )
+
+
+def domains_grid(manifest: Manifest) -> Grid:
+    """A row per domain. Shift is how far its labels are from those of all others, 0 to 1."""
+    names = ("rows", "classes", "top class", "share", "imbalance", "effective classes", "shift")
+    rows = tuple(
+        (
+            Cell(one.domain),
+            number(one.rows),
+            number(one.classes),
+            Cell(one.top_class or DASH),
+            share(one.top_share),
+            number(one.imbalance, ".1f"),
+            number(one.effective_classes, ".1f"),
+            number(one.total_variation, ".2f"),
+        )
+        for one in _domains(manifest, label_counts(manifest))
+    )
+    return Grid(("domain", *names), rows, frozenset({"top class"}))
+
+
+def draw_labels(manifest: Manifest, axes: "Axes") -> None:
+    """Which share of a domain's labels each class has: a square for each, the darker the more."""
+    counts = label_counts(manifest)
+    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", aspect="auto", vmin=0)
+    for axis, names in ((axes.yaxis, manifest.all_domains), (axes.xaxis, manifest.classes)):
+        if len(names) <= MOST_NAMED:  # more of them cannot be read
+            axis.set_ticks(range(len(names)), [short(name, 24) for name in names], parse_math=False)
+    axes.tick_params(axis="x", rotation=90)
+    figure = axes.get_figure()
+    if figure is not None:
+        figure.colorbar(image, ax=axes, label="share of the domain's labels, %")
 
 
 def _statistics(splits: np.ndarray, counts: np.ndarray) -> dict[str, Any]:

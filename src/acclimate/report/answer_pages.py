@@ -36,17 +36,21 @@ def write_scores_page(
     domains = list(dict.fromkeys(score.domain for score in unseen or scores))
     rows, method = in_use(every, domains)
     kind = "unseen site" if unseen else "training site"
-    lead = (
-        f"{percent(METRICS['top-1'].of(rows))} % of {count(len(rows), 'image')} right on "
-        f"{count(len(domains), kind)} ({method})."
-    )
     table = {"Accuracy of each site in percent, by method": _by_method(scores)}
     sections = [
-        Section("Sites", ["none: the plain model. auto: as rehearsal chose."], tables=table),
-        _classes(rows),
-        _confidence(rows, domains, _promised(run, scores)),
-        *_mistakes(rows, manifest),
+        Section("Sites", ["none: the plain model. auto: as rehearsal chose."], tables=table)
     ]
+    lead = "No image was scored."
+    if len(rows):
+        lead = (
+            f"{percent(METRICS['top-1'].of(rows))} % of {count(len(rows), 'image')} right on "
+            f"{count(len(domains), kind)} ({method})."
+        )
+        sections += [
+            _classes(rows),
+            _confidence(rows, domains, _promised(run, scores)),
+            *_mistakes(rows, manifest),
+        ]
     return write_view(out, f"{run.path.name} on {manifest.source}", lead, (), sections)
 
 
@@ -64,7 +68,7 @@ def in_use(every: Predictions, domains: Sequence[str]) -> tuple[Predictions, str
     """The rows of these domains by the first method of DEPLOYED that there is, and its name."""
     own = np.isin(every.domain, domains)
     methods = {*every.method[own]}
-    method = next((name for name in DEPLOYED if name in methods), every.method[own][0])
+    method = next((name for name in DEPLOYED if name in methods), "none")
     return every.where(own & (every.method == method)), method
 
 
@@ -258,13 +262,13 @@ def _labels(said: Answers, labels: np.ndarray) -> Section:
     every = np.bincount(said.best, minlength=len(said.classes))
     rows = tuple(
         (
-            Cell(name),
+            Cell(said.classes[k]),
             number(int(counts[k]), ","),
             share(counts[k] / len(labels) if len(labels) else None),
             share(said.training[k]),
             share(sums[k] / every[k] if every[k] else None),
         )
-        for k, name in enumerate(said.classes)
+        for k in np.argsort(-counts, kind="stable")
     )
     grid = Grid(("Label", "Images", "Share, %", "In training, %", "Mean confidence, %"), rows)
     sites = {"these images": tuple(counts.tolist()), "training": training}

@@ -8,8 +8,8 @@ import numpy as np
 
 from acclimate.core.grid import Cell, Grid, number
 from acclimate.core.randomness import stream
-from acclimate.core.text import count, listed
-from acclimate.data.inspection import LOOKED_AT, Copies, Inspection, Look
+from acclimate.core.text import count, listed, short
+from acclimate.data.inspection import LOOKED_AT, Copies, Inspection, Look, domains_grid
 from acclimate.data.manifest import Manifest
 from acclimate.report.figures import label_shares, looks
 from acclimate.report.figures.canvas import Illustration
@@ -64,7 +64,7 @@ def write_data_page(
         Section(
             "Labels",
             figures=list(label_shares.illustrate_labels([labels])),
-            tables={"Labels of each site": inspection.grid},
+            tables={"Labels of each site": domains_grid(manifest)},
         ),
         _looks(manifest, findings.looks),
         _extremes(manifest, findings.looks),
@@ -79,7 +79,7 @@ def _notes(inspection: Inspection, findings: Findings) -> Iterable[str]:
     """What to look at first."""
     shift, copies = inspection.pairwise, findings.copies
     if shift is not None and shift.largest_pair is not None and (shift.largest or 0) >= NOTABLE:
-        one, two = shift.largest_pair
+        one, two = (short(site, 40) for site in shift.largest_pair)
         yield f"Labels differ most between {one} and {two}: a shift of {shift.largest:.2f}."
     if copies:
         across = sum(len(one.domains) > 1 for one in copies)
@@ -172,7 +172,7 @@ def _outstanding(values: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterabl
             others = [value for other, some in by_site.items() if other != site for value in some]
             low, high = np.quantile(others or own, (0.25, 0.75))
             if not low <= (middle := float(np.median(own))) <= high:
-                unusual.append(f"{site} ({middle:.0f}; others {low:.0f} to {high:.0f})")
+                unusual.append(f"{short(site, 40)} ({middle:.0f}; others {low:.0f} to {high:.0f})")
         if unusual:
             yield f"Sites that stand out by {name.lower()}: {listed(unusual)}."
 
@@ -199,7 +199,7 @@ def _copies(manifest: Manifest, copies: Sequence[Copies]) -> Section:
     ranked = sorted(copies, key=lambda one: (len(one.domains) < 2, len(one.labels) < 2))
     galleries = [
         Gallery(
-            "looks the same" if one.alike else "the same file",
+            "looks the same" if one.alike else "the same picture",
             [_picture(manifest, row, *_place(manifest, row)) for row in one.rows[:OF_A_COPY]],
         )
         for one in ranked[:MOST_COPIES]

@@ -11,7 +11,7 @@ from acclimate.core.grid import Cell, Grid, number, share
 from acclimate.core.text import DASH, count, signed
 from acclimate.records.metrics import METRICS, Metric, measured
 from acclimate.records.predictions import Predictions
-from acclimate.records.rehearsal import Promise, Rehearsal
+from acclimate.records.rehearsal import Promise
 from acclimate.report.figures.label_shares import shifts
 from acclimate.results.comparison import AVERAGE, Comparison, Row
 from acclimate.results.material import PromiseCheck, Report
@@ -179,23 +179,6 @@ def _value(value: object) -> str:
 
 def _promise(promise: Promise) -> Cell:
     return difference(Estimate(promise.gain, promise.error, promise.domains))
-
-
-def promises_grid(rehearsal: Rehearsal) -> Grid:
-    """A rehearsal's promises: by chain, number of images and how label frequencies were drawn."""
-    header = ("Adapted by", "Images", "Label frequencies", "Accuracy", "Gain over plain, points")
-    chosen = {*rehearsal.chosen.items()}
-    rows = (
-        (
-            Cell(promise.chain + ", used by auto" * ((promise.n, promise.chain) in chosen)),
-            number(promise.n),
-            Cell(promise.frequencies),
-            share(promise.accuracy),
-            _promise(promise),
-        )
-        for promise in rehearsal.promises
-    )
-    return Grid(header, tuple(rows), frozenset({"Label frequencies"}))
 
 
 def checks_grid(checks: Iterable[PromiseCheck]) -> Grid:

@@ -21,7 +21,8 @@ from acclimate.report.figures.canvas import Illustration
 from acclimate.report.page import environment, slug
 
 MOST_BYTES = 8_000  # of a picture
-MOST_ROWS, MOST_LINES, MOST_LETTERS = 200, 50, 90
+MOST_ROWS, MOST_LINES = 200, 50
+MOST_SENTENCE, MOST_LETTERS, MOST_CAPTION = 500, 90, 50
 _SIDE = 128  # pixels; a page shows them a little smaller
 
 
@@ -64,8 +65,8 @@ def write_view(
     check_out(out, "page")
     values = {
         "title": short(title, MOST_LETTERS),
-        "lead": lead,
-        "notes": notes,
+        "lead": short(lead, MOST_SENTENCE),
+        "notes": _cut_lines(notes),
         "parts": [_ready(section) for section in sections if section.shown],
         "MOST_LINES": MOST_LINES,
     }
@@ -88,7 +89,12 @@ def _ready(section: Section) -> Section:
         replace(one, name=f"{slug(section.heading)}-{number}")
         for number, one in enumerate(section.figures, 1)
     ]
-    return replace(section, galleries=galleries, tables=tables, figures=figures)
+    text, lines = _cut_lines(section.text), _cut_lines(section.lines)
+    return Section(section.heading, text, figures, tables, galleries, lines)
+
+
+def _cut_lines(lines: Sequence[str]) -> list[str]:
+    return [short(line, MOST_SENTENCE) for line in lines]
 
 
 def _cut(grid: Grid) -> Grid:
@@ -104,7 +110,7 @@ def _cut(grid: Grid) -> Grid:
 
 
 def _drawn(picture: Picture) -> Picture:
-    words = {name: short(getattr(picture, name), MOST_LETTERS) for name in ("caption", "note")}
+    words = {name: short(getattr(picture, name), MOST_CAPTION) for name in ("caption", "note")}
     name = picture.name
     if len(name) > MOST_LETTERS:  # the end of a path tells more than its beginning
         name = "…" + name[1 - MOST_LETTERS :]

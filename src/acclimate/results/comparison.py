@@ -18,10 +18,20 @@ from statistics import fmean
 from typing import TypeVar
 
 from acclimate.config import AlgorithmName
-from acclimate.records.metrics import METRICS, TOP_1
+from acclimate.core.grid import Cell, Grid
+from acclimate.records.metrics import METRICS, TOP_1, measured
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import ERM, Key, RunView, scores_of
-from acclimate.results.statistics import Estimate, bootstrap, difference_p, holm, ratio, verdict_of
+from acclimate.results.statistics import (
+    Estimate,
+    accuracy,
+    bootstrap,
+    difference,
+    difference_p,
+    holm,
+    ratio,
+    verdict_of,
+)
 
 AVERAGE, TOP_5 = "average", "top-5"
 ALL = "all data sets"
@@ -259,6 +269,20 @@ class Comparison:
     def tested(self) -> bool:
         """Whether any method has a rival; a ceiling's own test would be a test of nothing."""
         return any(row.key.kind == "method" and row.gain is not None for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        base, metric = self.baseline.label, METRICS[self.metric]
+        rows = tuple(
+            (
+                Cell(row.key.label, badge=row.badge),
+                accuracy(row.average, metric=metric),
+                accuracy(row.worst, metric=metric),
+                difference(row.gain, metric),
+            )
+            for row in self.lines
+        )
+        header = ("method", "unseen domains", "worst unseen domain", f"difference to {base}")
+        return Grid(header, rows).to_html(f"{self.dataset or ALL}: {measured(self.metric)}")
 
     def row(self, key: Key) -> Row | None:
         return next((row for row in self.lines if row.key == key), None)
