@@ -31,7 +31,7 @@ from pages import filled, outdated, section  # noqa: E402
 load_commands()
 PARTS = (
     "core", "config", "records", "data", "build", "learn", "adapt", "runs", "rehearse", "results",
-    "sweep", "report", "track", "estimator.py", "demo.py", "cli", "paper",
+    "sweep", "report", "watch", "serve", "track", "estimator.py", "demo.py", "cli", "paper",
 )  # fmt: skip
 SHOWN = ("Method", "Unseen domains", "Worst unseen domain", "Difference to ERM")
 

@@ -21,7 +21,7 @@ from acclimate.core.text import printable
 
 GROUPS = {  # by what people do, in the order of work
     "Your images, from folders to a file that predicts": (
-        *("inspect", "train", "adapt", "predict", "suggest", "evaluate", "export"),
+        *("inspect", "train", "adapt", "predict", "suggest", "watch", "evaluate", "export"),
     ),
     "Data sets": ("build", "pack"),
     "Comparisons": ("sweep", "report", "track", "ablate", "reproduce"),

@@ -2,7 +2,8 @@
 
 evidence.py  bets, what they come to, and how rarely chance alone brings as much
 baseline.py  a site as it was adapted to, and a window of its new images
-watch.py     the evidence so far, and what a further window makes of it
+watch.py     the evidence so far, and what a further window adds
+outcome.py   what it comes to, in words
 figure.py    the evidence over time
 """
 
@@ -11,6 +12,7 @@ from acclimate.core.exports import lazy_exports
 __getattr__, __all__ = lazy_exports(
     __name__,
     baseline="Baseline Window read_window",
-    watch="OUTCOMES Watch WatchReport",
+    watch="LOOKS THRESHOLD Watch",
+    outcome="OUTCOMES Look Outcome WatchReport",
     figure="draw_watch",
 )

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.adapt.choice import promise_for
+from acclimate.adapt.choice import STRENGTH, promise_for
 from acclimate.adapt.classifier import Adapted, apply_state, open_images
 from acclimate.adapt.methods import chain_of
-from acclimate.adapt.methods.prior import posteriors
+from acclimate.adapt.methods.prior import em_prior, posteriors
 from acclimate.core.errors import StateMismatch
 from acclimate.core.files import file_digest
 from acclimate.core.progress import Watch as Progress
@@ -28,6 +28,7 @@ from acclimate.learn.model import Model, Trained
 from acclimate.learn.models import Predictor, takes_features
 from acclimate.records.doubt import Forecast, scores_of
 
+SCORES = ("appearance", "frequencies", "accuracy")
 LEAST = 20  # pictures of a site, below which there is nothing to compare with
 LEVELS = 64  # of a score, at most
 DIRECTIONS = 32  # in which a site's features are compared, at most
@@ -46,7 +47,12 @@ class Window:
     places: np.ndarray | None = None  # [n]: among the images that were given
 
     def __len__(self) -> int:
+        """Those that could be read."""
         return len(self.hashes)
+
+    @property
+    def total(self) -> int:
+        return len(self.hashes) + len(self.unreadable)
 
     def without(self, known: Tensor) -> "Window":
         """In the order of their hashes, which is as good as random, those whose are not `known`."""
@@ -166,13 +172,30 @@ class Baseline:
         scores = _scores(self.site.trained, self.centre, self.basis, features.float())
         return _levels(scores, self.edges)
 
+    @property
+    def plain(self) -> Predictor:
+        """The model as it is, which no image of the site has changed."""
+        return _plain(self.site.trained)
+
+    def bins(self, score: str) -> int:
+        """How finely its p values are looked at: as there are classes, where it ranks these."""
+        return int(np.clip(len(self.counts[score]), 10, 40)) if score == "frequencies" else 10
+
+    def mix(self, images: Images) -> dict[str, float]:
+        """Class frequencies of images by EM."""
+        trained = self.site.trained
+        prior = torch.tensor(trained.label_prior, dtype=torch.float64)
+        rows = posteriors(self.plain, images)
+        shares, _ = em_prior(rows, prior, strength=STRENGTH, tolerance=1e-4, most=200)
+        return dict(zip(trained.classes, shares.tolist(), strict=True))
+
     def images(self, window: Window) -> Images:
         """A window for heads, which take features."""
         return _images(self.site.trained, window.features)
 
-    def expected(self, window: Window) -> Forecast | None:
-        """The accuracy to expect on a window."""
-        return _expected(self.site, self.images(window))
+    def expected(self, images: Images) -> Forecast | None:
+        """The accuracy to expect on them."""
+        return _expected(self.site, images)
 
 
 def uniform_sample(state: DomainState) -> Pictures:
@@ -197,7 +220,6 @@ def _images(trained: Trained, features: Tensor) -> Images:
 
 
 def _plain(trained: Trained) -> Predictor:
-    """The model as it is, which no image of the site has changed."""
     return trained.start(embedding=False).at(None)
 
 

@@ -6,17 +6,17 @@ or less as long as nothing has. The evidence of a look is the Shiryaev-Roberts s
     R ← (R + 1) · bet,
 
 that is, over every image at which something may have changed, the product of the bets since. R less
-the number of images is a supermartingale. With R back at 0 after each alarm, which comes when R
-reaches a threshold h, so is R + h · (alarms) less the number of images. Hence, however often one
-looks and wherever one stops: at most n/h alarms are expected in n images, and one in n images comes
-with a probability of at most n/h.
+the number of images is a supermartingale. Where R goes back to 0 after each alarm, which it raises
+when it reaches a threshold h, so is R + h · (alarms) less the number of images. Hence, however
+often somebody looks and whenever they stop: of n images, n/h false alarms are expected at most, and
+one comes with a probability of n/h at most. Looking more often, at fewer images, changes nothing.
 
-Several looks share one promise: with K looks, each alarms at K times the threshold, and expected
-alarms add up whatever the looks have to do with each other. (A mean over looks would need all of
-them to bet on the same past. Each bets on its own.)
+Several looks share one promise: with K looks, each alarms at K times the threshold (Bonferroni).
+Expected alarms add up, whatever the looks have to do with each other. A mean over looks would be no
+better and could be worse: each look bets knowing its own past, and not that of the others.
 
-With `PATIENCE`, the images of 20 site-years, one false alarm is expected in 20 site-years, and one
-comes in a given first year with a probability of 5 % at most.
+`PATIENCE` is the number of images in 20 site-years: one false alarm is expected in that time at
+most, and one comes in a site's first year with a probability of 5 % at most.
 
 Functions of arrays, without torch; leading axes are different sites.
 """
@@ -27,35 +27,34 @@ import numpy as np
 
 SITE_YEAR = 52 * 100  # images
 PATIENCE = 20 * SITE_YEAR  # images in which all looks together may raise one false alarm
-BINS = 20  # of p values
-# Images after which what a bettor has seen counts half: a sudden change is seen at once by the
-# first, and a slight one by the last alone.
+# Images after which what a bettor has seen counts half: the first sees a sudden change at once, and
+# a slight one is seen by the last alone.
 HALF_LIVES = np.array([30.0, 300.0, 3000.0])
-CAUTION = 20.0  # images without a change that every bettor begins with
 MOST = 1e12  # evidence that is written down: more says no more
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """The evidence of a score that was as likely to fall on any rank among the earlier ones.
+    """The evidence that scores have changed.
 
     An image's p value is the share of higher scores among all earlier images, the site's sample
     first; ties are broken by chance. If all images come from one distribution, these p values are
-    independent and uniform, although they share the sample (Vovk et al. 2003): each image is ranked
-    among *all* that came before. A sample that stayed as it is would make them dependent.
+    independent and uniform, although all share the sample (conformal prediction on-line: Vovk,
+    Gammerman and Shafer 2005), since each image is ranked among *all* before it. Ranks in the
+    sample alone would depend on each other, and end in a false alarm.
 
-    Bettors bet on what p values do more often than chance: a histogram of those they have seen.
+    Each bettor has a histogram of the p values it has seen, and bets on what was frequent.
     """
 
     counts: np.ndarray  # [..., L]: earlier images of each level of the score
-    seen: np.ndarray  # [..., bettors, BINS]
+    seen: np.ndarray  # [..., bettors, bins]
     evidence: np.ndarray  # [..., bettors]
 
     @classmethod
-    def start(cls, counts: np.ndarray) -> "Ranked":
-        """With the levels' `counts` [..., L] in the site's sample."""
+    def start(cls, counts: np.ndarray, bins: int = 10) -> "Ranked":
+        """With the `counts` [..., L] of the site's sample."""
         shape = (*counts.shape[:-1], len(HALF_LIVES))
-        return cls(counts.astype(float), np.zeros((*shape, BINS)), np.zeros(shape))
+        return cls(counts.astype(float), np.zeros((*shape, bins)), np.zeros(shape))
 
     @property
     def value(self) -> np.ndarray:
@@ -63,41 +62,38 @@ class Ranked:
         return np.asarray(self.evidence.mean(-1))
 
     def after(self, levels: np.ndarray, ties: np.ndarray) -> tuple["Ranked", np.ndarray]:
-        """With images of these `levels` [..., n], in their order, and the highest value that the
-        evidence took meanwhile. `ties` are uniform random numbers [..., n]."""
+        """With images of these `levels` [..., n], in their order, and the evidence after each
+        [..., n]. `ties` [..., n] are uniform random numbers."""
         counts, seen, evidence = self.counts.copy(), self.seen.copy(), self.evidence
-        keep, highest = 0.5 ** (1 / HALF_LIVES)[:, None], self.value
-        places = np.arange(counts.shape[-1])
+        keep, bins = 0.5 ** (1 / HALF_LIVES)[:, None], seen.shape[-1]
+        places, path = np.arange(counts.shape[-1]), np.zeros(levels.shape)
         for t in range(levels.shape[-1]):
             level = levels[..., t, None]
-            equal = places == level
-            p = p_value(counts, places > level, equal, ties[..., t])
-            counts += equal
-            bin_ = np.minimum((p * BINS).astype(int), BINS - 1)[..., None, None]
-            own = np.take_along_axis(seen, np.broadcast_to(bin_, (*evidence.shape, 1)), -1)[..., 0]
-            bet = (CAUTION + BINS * own) / (CAUTION + seen.sum(-1))
+            p = p_value(counts, level, ties[..., t])
+            counts += places == level
+            hit = np.arange(bins) == np.minimum((p * bins).astype(int), bins - 1)[..., None, None]
+            # A bin's share of what was seen and of one image in each, over its share by chance.
+            bet = bins * (1 + (seen * hit).sum(-1)) / (bins + seen.sum(-1))
             evidence = np.minimum((evidence + 1) * bet, MOST)
-            seen = seen * keep + (np.arange(BINS) == bin_)
-            highest = np.maximum(highest, evidence.mean(-1))
-        return replace(self, counts=counts, seen=seen, evidence=evidence), highest
+            seen = seen * keep + hit
+            path[..., t] = evidence.mean(-1)
+        return Ranked(counts, seen, evidence), path
 
 
-def p_value(
-    counts: np.ndarray, higher: np.ndarray, equal: np.ndarray, tie: np.ndarray
-) -> np.ndarray:
-    """The rank of an image among `counts` [..., L] earlier ones and itself, as a share: below are
-    those of `higher` levels and, of those of an `equal` one, the share `tie` [...]."""
-    above, same = (counts * higher).sum(-1), (counts * equal).sum(-1) + 1
+def p_value(counts: np.ndarray, level: np.ndarray, tie: np.ndarray) -> np.ndarray:
+    """The share of images above one of this `level` [..., 1] among `counts` [..., L] earlier ones
+    and itself, and of those at the same level the share `tie` [...]: [...]"""
+    places = np.arange(counts.shape[-1])
+    above, same = (counts * (places > level)).sum(-1), (counts * (places == level)).sum(-1) + 1
     return np.asarray((above + tie * same) / (counts.sum(-1) + 1))
 
 
-RATES = np.array([2.0, 4.0, 8.0])  # times the usual rate, for which bettors bet
+RATES = np.array([2.0, 4.0, 8.0])  # times the usual share: what bettors bet on
 
 
 @dataclass(frozen=True)
 class Rare:
-    """The evidence that something which was to happen to a share `usual` of images, or to fewer,
-    happens more often."""
+    """The evidence that something happens to more than a share `usual` of images."""
 
     usual: float
     evidence: np.ndarray  # [..., bettors]
@@ -112,13 +108,13 @@ class Rare:
         return np.asarray(self.evidence.mean(-1))
 
     def after(self, happened: np.ndarray) -> tuple["Rare", np.ndarray]:
-        """With images to which it `happened` or not [..., n], in their order, and the highest value
-        that the evidence took meanwhile."""
+        """With images to which it `happened` or not [..., n], in their order, and the evidence
+        after each [..., n]."""
         rates = np.minimum(RATES * self.usual, (1 + self.usual) / 2)
-        evidence, highest = self.evidence, self.value
+        evidence, path = self.evidence, np.zeros(happened.shape)
         for t in range(happened.shape[-1]):
+            # Expected to be 1 at the usual share, and less below it.
             yes, no = rates / self.usual, (1 - rates) / (1 - self.usual)
-            bet = np.where(happened[..., t, None], yes, no)
-            evidence = np.minimum((evidence + 1) * bet, MOST)
-            highest = np.maximum(highest, evidence.mean(-1))
-        return replace(self, evidence=evidence), highest
+            evidence = np.minimum((evidence + 1) * np.where(happened[..., t, None], yes, no), MOST)
+            path[..., t] = evidence.mean(-1)
+        return replace(self, evidence=evidence), path
