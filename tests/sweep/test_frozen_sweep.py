@@ -109,4 +109,4 @@ def test_features_set_what_the_user_does_not(features: Manifest) -> None:
         assert one["model.freeze"] == "none"  # features as they are
         assert one["model.head"] == "linear"  # the preset's
         assert one.get("hparams.anneal") == (100 if algorithm == "irm" else None)
-    assert found["irm", 0]["hparams.penalty"] != found["irm", 1]["hparams.penalty"]
+    assert "hparams.penalty" not in found["irm", 0] and "hparams.penalty" in found["irm", 1]
