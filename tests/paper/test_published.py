@@ -28,7 +28,9 @@ def test_counts() -> None:
         "2": 4 * 8,
         "4": 2 * 5,
         "points": (3 + 6) * 2,
-        **{"domainbed": 14 * 5, "swad": 2 * 5, "miro": 2 * 5},
+        "domainbed": 14 * 5,
+        "swad": 2 * 5,
+        "miro": 2 * 5,
         **dict.fromkeys(("diwa", "clipood", "erm-plus-plus"), 5),
     }
     places = Counter((row.table, row.algorithm, row.dataset, row.column) for row in EVERYTHING)

@@ -80,6 +80,25 @@ def column(table: Any, number: int) -> list[float | None]:
     )
 
 
+def test_rows_by_name_and_kind(browser: Any, address: str) -> None:
+    page = opened(browser, address)
+    bar = page.locator("#results form.filter:visible").first
+    rows = bar.locator("xpath=following-sibling::div[1]").locator("tbody tr:visible")
+    every = rows.count()
+    controls = rows.locator(".badge", has_text="control").count()
+    assert controls > 0
+    bar.get_by_label("control rows").uncheck()
+    assert rows.count() == every - controls
+    assert bar.locator("output").inner_text() == f"{every - controls} of {every} rows"
+    bar.get_by_placeholder("Filter: method").fill("coral DA")
+    names = rows.locator("th").all_inner_texts()
+    assert names and all(name.startswith("DA-CORAL") for name in names)
+    bar.get_by_placeholder("Filter: method").press("Enter")  # sends nothing
+    bar.get_by_placeholder("Filter: method").fill("nothing like it")
+    assert rows.count() == 0
+    assert page.requests == [address] and page.trouble == []
+
+
 def test_sorting_by_click(wide: Any) -> None:
     table = wide.locator("#results table:visible").first
     head = table.locator("thead th").nth(4)

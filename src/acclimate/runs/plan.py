@@ -357,7 +357,7 @@ def _typical_side(config: RunConfig, manifest: Manifest, train: Sequence[str]) -
 
 def settled(config: RunConfig, manifest: Manifest, device: str | None) -> RunConfig:
     """`config` with what depends on the device decided, as a run there would decide it."""
-    if config.model.freeze != "auto":
+    if config.model.freeze != "auto" and not manifest.has_features:
         return config
     side = _typical_side(config, manifest, manifest.domains)
     model, _ = choose_model(config, side, device)

@@ -18,7 +18,7 @@ for (const table of document.querySelectorAll("table")) {
   }));
 }
 
-const LONG = 8;  // rows of a table from which on one wants to see some of them
+const LONG = 6;  // rows of a table from which on one wants to see some of them
 for (const table of document.querySelectorAll("table")) {
   const rows = [...table.tBodies[0].rows], bar = document.createElement("form");
   if (rows.length <= LONG) continue;
