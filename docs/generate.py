@@ -1,6 +1,6 @@
 """Write the generated parts of the documentation: docs/cli.md, docs/settings.md, docs/metrics.md,
-the tree of files in docs/architecture.md and the tables in README.md; then name the measured tables
-that are older than the code that makes them. `python docs/generate.py --check` fails where
+the names in docs/algorithms.md, the tree of files in docs/architecture.md and the table in README.md;
+then name the measured tables that are older than the code that makes them. `python docs/generate.py --check` fails where
 generated parts are out of date."""
 
 import ast
@@ -179,9 +179,13 @@ def _drawn(search: Search | None) -> str:
 
 def readme() -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    algorithms = [f"| `{name}` | {about} |" for name, (_, about) in ALGORITHMS.items()]
-    text = filled(text, "algorithms", "\n".join(["| name | |", "|---|---|", *algorithms]))
     return filled(text, "results", "\n".join(results_table()))
+
+
+def algorithms() -> str:
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = [f"| `{name}` | {about} |" for name, (_, about) in ALGORITHMS.items()]
+    return filled(text, "names", "\n".join(["| name | |", "|---|---|", *rows]))
 
 
 def results_table() -> list[str]:
@@ -226,6 +230,7 @@ def first_sentence(path: Path) -> str:
 
 def main() -> None:
     wanted = {
+        ROOT / "docs" / "algorithms.md": algorithms(),
         ROOT / "docs" / "architecture.md": architecture(),
         ROOT / "docs" / "cli.md": cli_reference(),
         ROOT / "docs" / "metrics.md": metrics_reference(),
