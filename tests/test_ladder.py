@@ -24,6 +24,7 @@ LADDER = (
     {"sweep"},
     {"report"},
     {"watch"},
+    {"serve"},
     {"track"},
     {"estimator", "demo"},
     {"cli"},

@@ -88,6 +88,26 @@ class SchemaError(RecordError):
     """Records written by another version of the program."""
 
 
+class StoreError(AcclimateError):
+    """A database of sites that cannot be opened, reached or understood."""
+
+
+class UnknownSite(UnknownName):
+    """A site that the server does not have."""
+
+
+class OverLimit(AcclimateError):
+    """More or larger than the server takes."""
+
+
+class KeyReused(AcclimateError):
+    """An idempotency key that came with something else before."""
+
+
+class QueueFull(AcclimateError):
+    """A server that has as much to do as it may."""
+
+
 def unknown(sentence: str, name: str, known: Iterable[str], *, prefix: str = "") -> UnknownName:
     """`sentence` without its full stop, then the nearest of `known`, or all of them.
 
