@@ -281,11 +281,16 @@ async def suggest(
     openapi_extra=_takes_images(labels=False),
 )
 async def predict(
-    request: Request, name: Name, at_least: Share = None, unsure_below: Share = None
+    request: Request,
+    name: Name,
+    at_least: Share = None,
+    unsure_below: Share = None,
+    plain: Annotated[bool, Query(description="By the model before adaptation.")] = False,
 ) -> Response:
     """Classify images by the site's classifier; answers are in the order of the images."""
     server, (images, _) = server_of(request), await _read_images(request)
-    how = partial(server.service.predict, at_least=at_least, unsure_below=unsure_below or 0.0)
+    below = unsure_below or 0.0
+    how = partial(server.service.predict, at_least=at_least, unsure_below=below, plain=plain)
     predictions = await _run(server.predicting, how, name, images)
     _require_readable([one.problem for one in predictions if one.problem], len(images))
     return _json({"predictions": [one.to_dict() for one in predictions]})
