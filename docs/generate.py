@@ -1,7 +1,7 @@
 """Write the generated parts of the documentation: docs/cli.md, docs/settings.md, docs/metrics.md,
-the names in docs/algorithms.md, the tree of files in docs/architecture.md and the table in README.md;
-then name the measured tables that are older than the code that makes them. `python docs/generate.py --check` fails where
-generated parts are out of date."""
+the names in docs/algorithms.md, the tree of files in docs/architecture.md and the table in
+README.md; then name the measured tables that are older than the code that makes them. `python
+docs/generate.py --check` fails where generated parts are out of date."""
 
 import ast
 import re

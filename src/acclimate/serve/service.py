@@ -103,7 +103,12 @@ class Service:
         """Serve finished runs by these names; `settings` as above."""
         chosen = pick_device(device)
         models = {name: Trained.load(run, chosen) for name, run in runs.items()}
-        return cls(models, Store(database), **settings)
+        store = Store(database)
+        try:
+            return cls(models, store, **settings)
+        except BaseException:
+            store.close()
+            raise
 
     def close(self) -> None:
         """Answer what is waiting, and stop."""
