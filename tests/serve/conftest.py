@@ -33,7 +33,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def open_service(database: str) -> Iterator[Callable[..., Service]]:
     """`open_service("concat", keep=20)`: a service over the test's database, as many as it wants;
     models are a kind of `fixtures.models`, or several by name."""
-    services = []
+    services, stores = [], []
 
     def make(models: Any = "concat", url: str = database, **settings: Any) -> Service:
         kinds = {"model": models} if isinstance(models, str) else models
@@ -41,12 +41,15 @@ def open_service(database: str) -> Iterator[Callable[..., Service]]:
             name: make_trained(kind) if isinstance(kind, str) else kind
             for name, kind in kinds.items()
         }
-        services.append(Service(made, Store(url), **settings))
+        stores.append(Store(url))
+        services.append(Service(made, stores[-1], **settings))
         return services[-1]
 
     yield make
     for service in services:
         service.close()
+    for store in stores:
+        store.close()
 
 
 @pytest.fixture

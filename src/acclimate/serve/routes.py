@@ -124,12 +124,17 @@ async def suggest(
     openapi_extra=takes_images(labels=False),
 )
 async def predict(
-    request: Request, name: Name, at_least: Share = None, unsure_below: Share = None
+    request: Request,
+    name: Name,
+    at_least: Share = None,
+    unsure_below: Share = None,
+    plain: Annotated[bool, Query(description="By the model before any adaptation.")] = False,
 ) -> Response:
     """Classify images by the site's classifier; answers are in the order of the images."""
     server, form = server_of(request), await read_images(request)
     images = form.images
-    how = partial(server.service.predict, at_least=at_least, unsure_below=unsure_below or 0.0)
+    below = unsure_below or 0.0
+    how = partial(server.service.predict, at_least=at_least, unsure_below=below, plain=plain)
     predictions = await run(server.predicting, how, name, images)
     _require_readable([one.problem for one in predictions if one.problem], len(images))
     return as_json({"predictions": predictions})

@@ -84,8 +84,8 @@ class Outcome:
 class Store:
     """The sites of a database. Every method is one transaction."""
 
-    def __init__(self, url: str) -> None:
-        self.database = Database(url)
+    def __init__(self, url: str, *, patience: float = 30.0) -> None:
+        self.database = Database(url, patience)
 
     def close(self) -> None:
         self.database.close()

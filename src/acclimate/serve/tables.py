@@ -15,8 +15,6 @@ from acclimate.core.errors import ConfigError, StoreError
 from acclimate.core.text import reason_of
 
 SCHEMA = 1
-PATIENCE = 30.0  # seconds that a writer waits for another process
-
 META = sa.MetaData()
 Row = sa.Row[Any]
 
@@ -89,19 +87,29 @@ ANSWERS = sa.Table(
 
 
 class Database:
-    """An SQLite file or a PostgreSQL database with these tables."""
+    """An SQLite file or a PostgreSQL database with these tables. On SQLite, processes wait for each
+    other for as long as `patience`, in seconds."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, patience: float) -> None:
         self.url = _parsed(url)
         self.shown = self.url.render_as_string(hide_password=True)
         self.sqlite = self.url.get_backend_name() == "sqlite"
+        self._patience = patience
         self._alone = threading.Lock()  # threads of this process wait without asking again
         self._engine = self._connect()
         self._writer = self._engine.execution_options(writes=True)
         isolation = {} if self.sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**isolation)
+        try:
+            self._create()
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(self) -> None:
+        """Make the tables, unless they are there."""
         with self.writing() as connection:
-            if not self.sqlite:  # servers that start together make tables one after the other
+            if not self.sqlite:  # servers that start together do so one after the other
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7362451)"))
             META.create_all(connection)
             version = connection.scalar(sa.select(FORMAT.c.version))
@@ -114,7 +122,9 @@ class Database:
                 )
 
     def _connect(self) -> Engine:
-        options: dict[str, Any] = {"connect_args": {"timeout": PATIENCE}} if self.sqlite else {}
+        options: dict[str, Any] = (
+            {"connect_args": {"timeout": self._patience}} if self.sqlite else {}
+        )
         try:
             engine = sa.create_engine(self.url, pool_pre_ping=not self.sqlite, **options)
         except (NoSuchModuleError, ArgumentError):
@@ -165,7 +175,7 @@ class Database:
                 return
             with closing(self._engine.raw_connection()) as raw:
                 cursor = raw.cursor()
-                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # waits for readers
                 busy = any(row[0] for row in cursor.fetchall())
         if busy:
             raise StoreError(
