@@ -23,7 +23,9 @@ LADDER = (
     {"results"},
     {"sweep"},
     {"report"},
+    {"watch"},
     {"serve"},
+    {"track"},
     {"estimator", "demo"},
     {"cli"},
     {"paper"},  # found by name, through the command line's table

@@ -1,14 +1,17 @@
-"""Databases of both kinds, models with random weights, and pictures for them."""
+"""Databases of both kinds, models with random weights, and servers in front of them."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from acclimate.serve import Service, Store
+from acclimate.serve import Limits, Service, Store
+from acclimate.serve.tokens import Tokens
 from fixtures.models import make_trained
 from fixtures.postgres import Postgres, running_postgres
+from fixtures.servers import Running
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +50,27 @@ def open_service(database: str) -> Iterator[Callable[..., Service]]:
         service.close()
     for store in stores:
         store.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """`start(images=3)`: a server with these limits and a store of its own."""
+    with ExitStack() as stack:
+
+        def begin(tokens: Tokens | None = None, also: Any = None, **limits: Any) -> Running:
+            store = Store(f"sqlite:///{tmp_path / 'served.sqlite'}")
+            models = {"main": make_trained("rehearsed"), **(also or {})}
+            given = Limits(**limits)
+            service = Service(models, store, limits=given, room=given.queue)
+            stack.enter_context(closing(service))
+            return stack.enter_context(Running(service, tokens))
+
+        yield begin
+
+
+@pytest.fixture
+def running(start: Callable[..., Running]) -> Running:
+    """A server with a site, `north`."""
+    running = start()
+    assert running.client.put("/v1/sites/north").status_code == 200
+    return running

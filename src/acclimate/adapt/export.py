@@ -28,11 +28,12 @@ from acclimate.adapt.classifier import Adapted, apply_state, unadapted
 from acclimate.adapt.methods import METHODS, Chain, Method, chain_of
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.core.errors import ConfigError, ExportError
+from acclimate.core.exports import require
 from acclimate.core.files import write_atomically
 from acclimate.core.randomness import stream
 from acclimate.data.source import to_float
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.graph import OnnxSession, as_onnx, as_pt2, require, traced
+from acclimate.learn.graph import OnnxSession, as_onnx, as_pt2, traced
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, takes_features

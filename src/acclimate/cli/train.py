@@ -7,9 +7,10 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.evaluate import show_run
-from acclimate.cli.options import Data, Device, Flags, Json, grouped
+from acclimate.cli.options import Data, Device, Flags, Json, Track, grouped, names
 from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
 from acclimate.config import RECIPE, RunConfig, gather, parse_assignments, settings_of
+from acclimate.core.environment import first_process
 
 if TYPE_CHECKING:
     from acclimate.runs.plan import Plan
@@ -43,6 +44,7 @@ def train(
         int | None,
         typer.Option(min=1, help="Cores to take, if others work here, too. [default: all]"),
     ] = None,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Train a classifier. A killed run resumes when the same command is repeated.
@@ -60,6 +62,7 @@ def train(
     from acclimate.rehearse.training import train as train_run
     from acclimate.runs.identity import run_identity
     from acclimate.runs.plan import make_plan
+    from acclimate.track import tracked
 
     if threads is not None:
         use_threads(threads)
@@ -77,10 +80,12 @@ def train(
         return
     if not outlook["finished"]:
         say_facts(outlook, err=True)
-    with stoppable(), progress_bar() as watch:
+    trackers = names(track) if first_process() else ()
+    with tracked(folder, trackers, remark) as listen, stoppable(), progress_bar() as watch:
         result = train_run(
-            chosen, manifest, folder, device=device, watch=watch, say=remark, plan=plan
-        )
+            chosen, manifest, folder,
+            device=device, watch=watch, say=remark, plan=plan, listen=listen,
+        )  # fmt: skip
     show_run(folder, already=result.already, json=json)
 
 

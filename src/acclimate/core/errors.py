@@ -76,6 +76,10 @@ class SweepError(AcclimateError):
     """A sweep folder that is missing, damaged or holds another sweep."""
 
 
+class TrackError(AcclimateError):
+    """A tool that shows runs and failed at it."""
+
+
 class RecordError(AcclimateError):
     """A records file that cannot be understood."""
 

@@ -21,6 +21,7 @@ _KINDS = {  # by what is in the file: a name can say anything
     ".tex file": rb"% Needs \\usepackage\{booktabs\}",
     ".csv file": rb"rule,dataset,algorithm,method,variant,",
     ".json file": rb"\{\s*\"baseline\": \{\s*\"algorithm\"",
+    "log of a watch": rb"\{.*\"kind\": \"watch of a site\"",
     "data sheet": rb"\{\s*\"@context\".*mlcommons\.org/croissant/1",
     ".onnx file": rb".*made_by.{1,8}acclimate",
     ".pt2 file": rb"PK\x03\x04.*made_by.{1,8}acclimate",

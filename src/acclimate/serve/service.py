@@ -263,12 +263,15 @@ class Service:
         *,
         at_least: float | None = None,
         unsure_below: float = 0.0,
+        plain: bool = False,
     ) -> list[Prediction]:
-        """The class of each image at a site, in order. With `at_least` or `unsure_below`, as of
-        `Adapted.predict`, an image that is not sure has no label."""
+        """The class of each image at a site, in order; `plain`: by the model before any adaptation.
+        With `at_least` or `unsure_below`, as of `Adapted.predict`, an image that is not sure has no
+        label."""
         self._check_count(images)
         current = self._classifier(name)
-        adapted, predictor = current.adapted, current.adapted.predictor
+        adapted = current.model.unadapted if plain else current.adapted
+        predictor = adapted.predictor
         if at_least is not None:
             answer = sure_answer(adapted.trained, adapted.state, at_least)
             unsure_below = max(answer.threshold, unsure_below)
