@@ -216,11 +216,12 @@ class Adapted:
         rows = self.predict_proba(images)
         return [names[row.argmax()] if row.max() >= unsure_below else None for row in rows]
 
-    def export(self, path: str | Path) -> "Exported":
-        """One file that gives these probabilities without this library: .onnx, or .pt2."""
+    def export(self, path: str | Path, *, half: bool = False) -> "Exported":
+        """One file that gives these probabilities without this library: .onnx, or .pt2; with `half`
+        by weights and layers of 16 bits."""
         from acclimate.adapt.export import export_adapted
 
-        return export_adapted(self, path)
+        return export_adapted(self, path, half=half)
 
     def save(self, folder: str | Path) -> Path:
         """The model, this domain's state, a model card and lines that run it, in one folder."""
