@@ -100,8 +100,9 @@ def test_unsure_images_have_no_label(running: Any) -> None:
 
 
 @pytest.mark.slow
-def test_export_gives_the_same_probabilities(running: Any) -> None:
-    images = pictures(6)
+def test_export_gives_the_same_probabilities(start: Any) -> None:
+    running, images = start(timeout=300), pictures(6)
+    running.client.put(SITE)
     running.client.post(f"{SITE}/images", files=files(images))
     answer = running.client.get(f"{SITE}/export")
     session = onnxruntime.InferenceSession(answer.content)
@@ -295,8 +296,8 @@ def test_metrics_and_what_remains_of_a_deleted_site(running: Any) -> None:
 
 
 def test_invented_paths_and_methods_make_no_series(running: Any) -> None:
-    for number in range(5):
-        running.client.request(f"VERB{number}", f"/v1/nothing/{number}")
+    for method in ("PROPFIND", "MKCOL", "LOCK", "COPY", "SEARCH"):
+        running.client.request(method, f"/v1/nothing/{method}")
     text = running.client.get("/metrics").text
     assert 'acclimate_requests_total{method="other",route="other",status="404"} 5.0' in text
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acclimate.core.errors import QueueFull
+from acclimate.core.errors import NotFinite, QueueFull
 from acclimate.core.tensors import require_finite
 from acclimate.core.text import count
 from acclimate.data.source import to_float
@@ -66,7 +66,8 @@ class Batcher:
         self.most, self.wait, self.room, self.told = most, wait, room, told
         self._jobs: list[Job] = []
         self._change = threading.Condition()
-        self._coming = 0  # images that callers have room for
+        self._coming = 0  # images that there is room for,
+        self._awaited = 0  # and those of them that are not here yet
         self._closed = False
         self._stacks: OrderedDict[tuple[Head, ...], Callable[[Tensor, Tensor], Tensor]]
         self._stacks = OrderedDict()
@@ -79,50 +80,33 @@ class Batcher:
         return self._coming
 
     @contextmanager
-    def reserve(self, images: int) -> Iterator[None]:
-        """Room for so many images, from before they are decoded until they are answered."""
+    def reserve(self, images: int) -> Iterator["Reservation"]:
+        """Room for a call's images, from before they are decoded until they are answered."""
         with self._change:
-            if self._closed or (self._coming and self._coming + images > self.room):
+            if self._coming and self._coming + images > self.room:
                 raise QueueFull(
                     f"{count(self._coming, 'image')} are waiting and {self.room} may; "
                     f"try again in a moment"
                 )
             self._coming += images
+            self._awaited += images
+        reservation = Reservation(self, images)
         try:
-            yield
+            yield reservation
         finally:
             with self._change:
                 self._coming -= images
+                self._awaited -= reservation.left
                 self._change.notify()
 
-    def submit(
-        self,
-        backbone: Backbone,
-        stored: Tensor,
-        head: Head | None = None,
-        phi: Embedding | None = None,
-        *,
-        behind: int = 0,
-    ) -> "Future[Made]":
-        """At most `most` images, for which the caller has reserved room. Logits of `head`, or
-        without one the backbone's features, are there in a moment. `behind`: how many images of
-        the same call are before these."""
-        job = Job(backbone, stored, head, phi, monotonic() + PACE * behind)
+    def add(self, job: Job, awaited: int) -> None:
+        """A job, with so many images that were waited for."""
         with self._change:
             if self._closed:
                 raise QueueFull("the server is stopping; try again in a moment")
             self._jobs.append(job)
+            self._awaited -= awaited
             self._change.notify()
-        return job.result
-
-    def run(self, backbone: Backbone, stored: Tensor, phi: Embedding | None = None) -> Made:
-        """Features of any number of images, once they are there."""
-        jobs = [
-            self.submit(backbone, part, None, phi, behind=number * self.most)
-            for number, part in enumerate(torch.split(stored, self.most))
-        ]
-        rows = [job.result() for job in jobs]
-        return Made(*(_joined(parts) for parts in zip(*rows, strict=True)))
 
     def close(self) -> None:
         """Finish what is waiting, and stop."""
@@ -135,12 +119,15 @@ class Batcher:
         while batch := self._next():
             start = monotonic()
             try:
-                self._run(batch)
+                results: Sequence[Made | Exception] = self._run(batch)
             except Exception as error:  # is the callers', and others go on
-                for job in batch:
-                    if not job.result.done():
-                        job.result.set_exception(error)
+                results = [error] * len(batch)
             self.told(sum(map(len, batch)), monotonic() - start)
+            for job, result in zip(batch, results, strict=True):
+                if isinstance(result, Made):
+                    job.result.set_result(result)
+                else:
+                    job.result.set_exception(result)
 
     def _next(self) -> list[Job]:
         """The next batch, for one backbone; empty once all is done and closed."""
@@ -149,9 +136,7 @@ class Batcher:
             if not self._jobs:
                 return []
             first = min(self._jobs, key=lambda job: job.turn)
-            end = monotonic() + self.wait
-            while not self._full(first.backbone) and (left := end - monotonic()) > 0:
-                self._change.wait(left)
+            self._change.wait_for(lambda: self._full(first.backbone), self.wait)
             batch, images = list[Job](), 0
             for job in sorted(self._jobs, key=lambda job: job.turn):
                 if job.backbone is first.backbone and images + len(job) <= self.most:
@@ -164,37 +149,39 @@ class Batcher:
     def _full(self, backbone: Backbone) -> bool:
         """Whether there is nothing to wait for: a whole batch, or nobody on the way."""
         ready = sum(len(job) for job in self._jobs if job.backbone is backbone)
-        everybody = sum(map(len, self._jobs)) >= self._coming
-        return self._closed or ready >= self.most or everybody
+        return self._closed or ready >= self.most or not self._awaited
 
     @torch.no_grad()
-    def _run(self, batch: Sequence[Job]) -> None:
-        backbone = batch[0].backbone
-        device = backbone.mean.device
-        x = to_float(torch.cat([job.stored for job in batch]), device)
-        sizes = [len(job) for job in batch]
-        parts = torch.split(backbone(x), sizes)
-        pictures = torch.split(x, sizes)
-        for job, features, images in zip(batch, parts, pictures, strict=True):
-            if job.head is None:
-                phi = None if job.phi is None else job.phi.phi(images).float().cpu()
-                job.result.set_result(Made(None, features.float().cpu(), phi))
-        asked = [(job, part) for job, part in zip(batch, parts, strict=True) if job.head]
-        if not asked:
-            return
-        heads = list(dict.fromkeys(job.head for job, _ in asked if job.head is not None))
-        numbers = {head: number for number, head in enumerate(heads)}
-        which = [numbers[job.head] for job, _ in asked for _ in range(len(job)) if job.head]
-        classify = self._stacked(tuple(heads))
-        logits = classify(torch.cat([part for _, part in asked]), torch.tensor(which).to(device))
-        own = torch.split(logits.float().cpu(), [len(job) for job, _ in asked])
-        for (job, _), rows in zip(asked, own, strict=True):
-            try:
-                require_finite(rows, "a prediction")
-            except Exception as error:
-                job.result.set_exception(error)
-            else:
-                job.result.set_result(Made(rows, None, None))
+    def _run(self, batch: Sequence[Job]) -> list[Made | Exception]:
+        """One pass for all, and then each job's own: logits, or features."""
+        backbone, sizes = batch[0].backbone, [len(job) for job in batch]
+        images = to_float(torch.cat([job.stored for job in batch]), backbone.mean.device)
+        features = torch.split(backbone(images), sizes)
+        asking = [place for place, job in enumerate(batch) if job.head is not None]
+        results: list[Made | Exception] = []
+        for job, own, seen in zip(batch, features, torch.split(images, sizes), strict=True):
+            phi = None if job.phi is None else job.phi.phi(seen).float().cpu()
+            results.append(Made(None, own.float().cpu() if job.head is None else None, phi))
+        if asking:
+            logits = self._classify(
+                [job.head for job in batch if job.head is not None],
+                [features[place] for place in asking],
+            )
+            for place, rows in zip(asking, logits, strict=True):
+                results[place] = _finite(rows)
+        return results
+
+    def _classify(self, heads: Sequence[Head], features: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Logits of each part by its own head."""
+        different = tuple(dict.fromkeys(heads))
+        numbers = {head: number for number, head in enumerate(different)}
+        sizes = [len(part) for part in features]
+        which = torch.tensor([numbers[head] for head in heads]).repeat_interleave(
+            torch.tensor(sizes)
+        )
+        rows = torch.cat(list(features))
+        logits = self._stacked(different)(rows, which.to(rows.device))
+        return torch.split(logits.float().cpu(), sizes)
 
     def _stacked(self, heads: tuple[Head, ...]) -> Callable[[Tensor, Tensor], Tensor]:
         """`classify_by_domain` of these heads, as it was made last time."""
@@ -204,6 +191,49 @@ class Batcher:
                 self._stacks.popitem(last=False)
         self._stacks.move_to_end(heads)
         return self._stacks[heads]
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Room for the images of one call, which come in parts."""
+
+    batcher: Batcher
+    images: int
+    sent: int = 0
+
+    @property
+    def left(self) -> int:
+        """Images that may still come."""
+        return max(self.images - self.sent, 0)
+
+    def submit(
+        self,
+        backbone: Backbone,
+        stored: Tensor,
+        head: Head | None = None,
+        phi: Embedding | None = None,
+    ) -> "Future[Made]":
+        """Logits of `head` for a part of at most a batch, or without one its features."""
+        turn, before = monotonic() + PACE * self.sent, self.left
+        self.sent += len(stored)
+        job = Job(backbone, stored, head, phi, turn)
+        self.batcher.add(job, before - self.left)
+        return job.result
+
+    def run(self, backbone: Backbone, stored: Tensor, phi: Embedding | None = None) -> Made:
+        """Features of any number of images, once they are there."""
+        parts = torch.split(stored, self.batcher.most)
+        jobs = [self.submit(backbone, part, None, phi) for part in parts]
+        made = [job.result() for job in jobs]
+        return Made(*(_joined(parts) for parts in zip(*made, strict=True)))
+
+
+def _finite(logits: Tensor) -> Made | Exception:
+    try:
+        require_finite(logits, "a prediction")
+    except NotFinite as error:
+        return error
+    return Made(logits, None, None)
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -17,7 +17,7 @@ from acclimate.core.text import reason_of
 from acclimate.data.images import read_pixels
 from acclimate.data.source import MOST_THREADS
 from acclimate.learn.embeddings.pictures import picture_hashes
-from acclimate.serve.batcher import Batcher
+from acclimate.serve.batcher import Reservation
 from acclimate.serve.models import ServedModel
 from acclimate.serve.store import Arrivals, Content, packed
 
@@ -148,12 +148,12 @@ class Look:
         }
         return Arrivals([*self._rows], labels, self.contents)
 
-    def extract(self, hashes: Sequence[int], batcher: Batcher) -> None:
+    def extract(self, hashes: Sequence[int], room: Reservation) -> None:
         """Have the contents of these pictures made."""
         if not hashes:
             return
         stored = self.decoded.stored[[self._rows[number] for number in hashes]]
-        made = batcher.run(self.model.backbone, stored, phi=self.model.phi)
+        made = room.run(self.model.backbone, stored, phi=self.model.phi)
         assert made.features is not None
         nothing: list[bytes | None] = [None] * len(hashes)
         phi = nothing if made.phi is None else packed(made.phi)

@@ -21,7 +21,7 @@ from acclimate.core.errors import AcclimateError, ConfigError, OverLimit, StoreE
 from acclimate.core.exports import load
 from acclimate.core.text import count
 from acclimate.learn.model import Trained
-from acclimate.serve.batcher import Batcher
+from acclimate.serve.batcher import Batcher, Reservation
 from acclimate.serve.calls import (
     Decoder,
     Look,
@@ -189,8 +189,8 @@ class Service:
         digest = digest_of(*images, *(repr(label) for label in given))
         if key is not None and (before := self.store.answer(name, key, digest)):
             return self._added(name, before)
-        with self.batcher.reserve(len(images)):
-            outcome = self._add(name, images, given, key, digest)
+        with self.batcher.reserve(len(images)) as room:
+            outcome = self._add(name, images, given, key, digest, room)
         return self._added(name, outcome)
 
     def _add(
@@ -200,6 +200,7 @@ class Service:
         labels: Sequence[str | None],
         key: str | None,
         digest: str,
+        room: Reservation,
     ) -> Outcome:
         """The store says which pictures it needs features of; those that it has cost no pass."""
         looks: dict[str, Look] = {}
@@ -221,7 +222,7 @@ class Service:
                 return outcome
             for extractor, hashes in outcome.wanted.items():
                 if extractor in looks:
-                    looks[extractor].extract(hashes, self.batcher)
+                    looks[extractor].extract(hashes, room)
 
     def add_labels(
         self, name: str, labels: Mapping[str, str | None], *, key: str | None = None
@@ -275,7 +276,7 @@ class Service:
             answer = sure_answer(adapted.trained, adapted.state, at_least)
             unsure_below = max(answer.threshold, unsure_below)
         rows, reasons = dict[int, np.ndarray](), dict[int, str]()
-        with self.batcher.reserve(len(images)):
+        with self.batcher.reserve(len(images)) as room:
             waiting = []
             # The next images are decoded while the first are on their way.
             for start in range(0, len(images), self.batcher.most):
@@ -284,8 +285,8 @@ class Service:
                 reasons |= {start + place: why for place, why in decoded.reasons.items()}
                 if decoded.places:
                     places = [start + place for place in decoded.places]
-                    part = (predictor.backbone, decoded.stored, predictor.head)
-                    waiting.append((places, self.batcher.submit(*part, behind=start)))
+                    job = room.submit(predictor.backbone, decoded.stored, predictor.head)
+                    waiting.append((places, job))
             for places, job in waiting:
                 logits = job.result().logits
                 assert logits is not None
