@@ -222,11 +222,12 @@ class Adapted:
         rows = self.predict_proba(images)
         return [names[row.argmax()] if row.max() >= unsure_below else None for row in rows]
 
-    def export(self, path: str | Path) -> "Exported":
-        """One file that gives these probabilities without this library: .onnx, or .pt2."""
+    def export(self, path: str | Path, *, half: bool = False) -> "Exported":
+        """One file that gives these probabilities without this library: .onnx, or .pt2; with `half`
+        by weights and layers of 16 bits."""
         from acclimate.adapt.export import export_adapted
 
-        return export_adapted(self, path)
+        return export_adapted(self, path, half=half)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Class frequencies here and in training, or the changes, on `ax` or new axes."""
