@@ -1,5 +1,6 @@
 """`train`."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from acclimate.core.environment import first_process
 
 if TYPE_CHECKING:
     from acclimate.runs.plan import Plan
+    from acclimate.track.feed import Listener
 
 FLAGS = (
     *("algorithm", "test_domains", "val_domains", "data.min_images", "data.keep_shared"),
@@ -62,7 +64,6 @@ def train(
     from acclimate.rehearse.training import train as train_run
     from acclimate.runs.identity import run_identity
     from acclimate.runs.plan import make_plan
-    from acclimate.track import tracked
 
     if threads is not None:
         use_threads(threads)
@@ -80,13 +81,21 @@ def train(
         return
     if not outlook["finished"]:
         say_facts(outlook, err=True)
-    trackers = names(track) if first_process() else ()
-    with tracked(folder, trackers, remark) as listen, stoppable(), progress_bar() as watch:
+    with _followed(folder, track) as listen, stoppable(), progress_bar() as watch:
         result = train_run(
             chosen, manifest, folder,
             device=device, watch=watch, say=remark, plan=plan, listen=listen,
         )  # fmt: skip
     show_run(folder, already=result.already, json=json)
+
+
+def _followed(folder: Path, track: list[str] | None) -> AbstractContextManager["Listener | None"]:
+    """Trackers of the run, in the process that writes its records."""
+    if not track or not first_process():
+        return nullcontext()
+    from acclimate.track import tracked
+
+    return tracked(folder, names(track), remark)
 
 
 def _outlook(plan: "Plan", folder: Path, *, finished: bool) -> dict[str, Any]:
