@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-all quick fuzz check format docs mutants bench bench-shift bench-speed bench-promises clean
+.PHONY: setup demo test test-all quick fuzz check format docs site mutants bench bench-shift bench-speed bench-promises clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,11 @@ format: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
+# The documentation as pages: docs/_build/html/index.html. Its notebooks run; a warning is an error.
+site: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[site]"
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going docs docs/_build/html
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/digits.py
 
@@ -67,4 +72,4 @@ mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py $(ONLY)
 
 clean:
-	rm -rf $(VENV) demo runs mutants
+	rm -rf $(VENV) demo runs mutants docs/_build

@@ -4,25 +4,33 @@
 digits, and an unseen domain is adapted to; the comparison is on other images of that domain. With
 `--backbone efficientnet-lite0 --size 224` pretrained weights stay as they are and heads learn on
 their features, which takes half an hour on 2 cores. Needs the extra `onnx`.
+
+`python benchmarks/exported.py --formats` writes the table of formats instead: sizes and speeds of
+EfficientNet-Lite0 at 224 px with random weights, on one CPU thread.
 """
 
 import argparse
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
+import torch
 
 from acclimate import AdaptiveClassifier, Manifest
 from acclimate.adapt.export import export_adapted, export_conditioned, site_inputs
 from acclimate.adapt.methods import find_chain
 from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.data.images import read_pixels
+from acclimate.learn.graph import OnnxSession
 from pages import fill, made
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "deploy.md"
 ADAPTED_ON, COMPARED = 48, 32
+BATCH, TURNS = 16, 6  # of the table of formats
 PREDICTORS: dict[str, dict[str, Any]] = {
     "plain, linear": {"algorithm": "erm"},
     "plain, mlp": {"algorithm": "erm", "model.head": "mlp"},
@@ -54,7 +62,12 @@ def main() -> None:
     parser.add_argument("--backbone", default="test_resnet", help="one with batch norm")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--predictors", default=";".join(PREDICTORS), help="some, joined by ;")
+    parser.add_argument("--formats", action="store_true", help="sizes and speeds instead")
     arguments = parser.parse_args()
+    if arguments.formats:
+        lines = [*formats(), "", made("src/acclimate/adapt/export.py")]
+        fill(arguments.out, "formats", "\n".join(lines))
+        return
     large = arguments.backbone == "efficientnet-lite0"
     SETTINGS.update(
         {
@@ -106,6 +119,59 @@ def differences(settings: dict[str, Any], digits: Manifest, images: np.ndarray) 
                 gap = np.abs(session.run(None, inputs)[0] - expected).max()
                 conditioned = max(conditioned, float(gap))
     return [*found, f"{conditioned:.0e}"]
+
+
+def formats() -> Iterator[str]:
+    """A row for each kind of file: its size, speed and largest difference to PyTorch."""
+    torch.set_num_threads(1)
+    onnxruntime.set_default_logger_severity(3)
+    sizes = {"train_domains": 2, "test_domains": 1, "train_images": 40, "test_images": 8}
+    digits = build_digits(DigitsSettings(**sizes))
+    settings = {"model.pretrained": False, "model.freeze": "none", "train.steps": 1}
+    settings["data.unseen_classes"] = "drop"
+    model = AdaptiveClassifier(
+        algorithm="da-erm",
+        backbone="efficientnet-lite0",
+        settings={**settings, "train.per_domain": 2, "embedding.steps": 1, "data.image_size": 224},
+        device="cpu",
+    ).fit(digits)
+    images = np.random.default_rng(0).integers(0, 256, (BATCH, 3, 224, 224), dtype=np.uint8)
+    site = model.adapt(list(images[:8]), method="embedding")
+    yield "| file | size | images/s | against float32 | largest difference |"
+    yield "|---|---:|---:|---:|---:|"
+    with tempfile.TemporaryDirectory() as folder:
+        for ending in (".onnx", ".pt2"):
+            for form in ("one site", "all sites") if ending == ".onnx" else ("one site",):
+                rates: list[float] = []
+                for half in (False, True):
+                    path = Path(folder) / f"model{ending}"
+                    if form == "one site":
+                        exported = export_adapted(site, path, half=half)
+                    else:
+                        exported = export_conditioned(model.trained, path, half=half)
+                    rates.append(speed(path, images))
+                    yield (
+                        f"| `{ending}`, {form}{', `--half`' if half else ''} | "
+                        f"{path.stat().st_size / 1e6:.1f} MB | {rates[-1]:.1f} | "
+                        f"{rates[-1] / rates[0]:.2f}× | {exported.difference:.0e} |"
+                    )
+
+
+@torch.no_grad()
+def speed(path: Path, images: np.ndarray) -> float:
+    """Images per second of a file on one thread: the fastest of some turns."""
+    if path.suffix == ".onnx":
+        session = OnnxSession(path.read_bytes())
+        run: Callable[[], Any] = lambda: session({"images": images})  # noqa: E731
+    else:
+        module = torch.export.load(path).module()
+        run = lambda: module(torch.from_numpy(images))  # noqa: E731
+    taken = []
+    for _ in range(TURNS):
+        begun = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - begun)
+    return len(images) / min(taken)
 
 
 if __name__ == "__main__":

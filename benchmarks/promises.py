@@ -18,14 +18,14 @@ from typing import Any, get_args
 
 import curves
 import unseen
+from acclimate.core.grid import Cell, Grid
 from acclimate.core.text import DASH, percent, signed
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import Drawing, Format, write_figure
-from acclimate.report.grid import Cell, Grid, accuracy, difference
 from acclimate.results.comparison import Comparison
 from acclimate.results.comparison import Row as Line
 from acclimate.results.runs import ERM, Key
-from acclimate.results.statistics import Estimate, in_percent, in_points
+from acclimate.results.statistics import Estimate, accuracy, difference, in_percent, in_points
 from unseen import Row
 
 ROOT = Path(__file__).resolve().parent.parent

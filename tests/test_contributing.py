@@ -34,6 +34,7 @@ from acclimate.results import protocol, selection
 from acclimate.results.load import load_report
 from acclimate.results.protocol import Job
 from acclimate.sweep.launchers import LAUNCHERS
+from acclimate.track import TRACKERS, tracked
 from fixtures.command_line import command
 from fixtures.errors import refused
 from fixtures.settings import TINY, as_flags
@@ -107,7 +108,7 @@ def test_there_is_an_example_of_every_addition() -> None:
         line.lower().replace(" ", "-")[3:] for line in PAGE.splitlines() if line[:2] == "##"
     }
     linked = [re.search(r"\(#([\w-]+)\)", line)[1] for line in table]  # type: ignore[index]
-    assert len(linked) == len({*EXAMPLES, *LINES}) == 11 and {*linked} <= headings
+    assert len(linked) == len({*EXAMPLES, *LINES}) == 12 and {*linked} <= headings
 
 
 @pytest.mark.parametrize("name", ["mm-rex", "da-mm-rex"])
@@ -187,6 +188,15 @@ def test_a_launcher(add: Any, features: Manifest, tmp_path: Path) -> None:
     flags += ["--launcher", "here", "--device", "cpu", "--out", tmp_path / "sweep", "--json"]
     done = json.loads(command("sweep", tmp_path / "sites.parquet", *flags))
     assert (done["runs"], done["done"]) == (1, 1)
+
+
+def test_a_tracker(add: Any, tiny: Tiny, features: Manifest, tmp_path: Path) -> None:
+    add("tracker", TRACKERS)
+    with tracked(tmp_path / "run", ["numbers"]) as listen:
+        train(tiny("erm"), features, tmp_path / "run", listen=listen)
+    lines = (tmp_path / "run" / "numbers.csv").read_text(encoding="utf-8").splitlines()
+    losses = RunFolder(tmp_path / "run").records().losses
+    assert {f"{loss.step},main/risk,{loss.risk}" for loss in losses} < {*lines}
 
 
 @pytest.mark.slow

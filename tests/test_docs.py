@@ -22,6 +22,7 @@ INVENTED = {
     "worst.py",
     "download.py",
     "confidence.py",
+    "numbers.py",
 }
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -144,11 +145,12 @@ def test_readme_python(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (home / "new-site.safetensors").exists()
 
 
-def test_readme_names_every_part() -> None:
+def test_the_architecture_names_every_part() -> None:
     source = ROOT / "src" / "acclimate"
-    packages = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
-    modules = {path.name for path in source.glob("*.py") if not path.name.startswith("__")}
-    table = README[README.index("## Where things are") :]
+    packages = {path.parent.name for path in source.glob("*/__init__.py")}
+    modules = {path.stem for path in source.glob("*.py") if not path.name.startswith("__")}
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.split("| package | what it holds |")[1].split("\n\n")[0]
     named = set(re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE))
     assert {name.strip("`") for row in named for name in row.split(", ")} == packages | modules
 

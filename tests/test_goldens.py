@@ -104,18 +104,14 @@ def test_adapted_predictions(kind: str, golden: Golden) -> None:
 
 def rehearsal_of(run: Path) -> dict[str, Any]:
     """What `train` wrote of its rehearsal, less the words."""
-    found = json.loads((run / "rehearsal.json").read_text())
-    numbers = ("chain", "n", "frequencies", "gain", "error", "accuracy", "domains")
+    stored = json.loads((run / "rehearsal.json").read_text())
+    numbers = ("chain", "n", "frequencies", "gain", "error", "accuracy", "domains", "settings")
     promises = [
         [*(one[key] for key in numbers), [[*part.values()] for part in one["forecasts"]]]
-        for one in found["promises"]
+        for one in stored["promises"]
     ]
-    strengths = {
-        chain: settings.get("prior.strength", "learned")
-        for chain, settings in found["settings"].items()
-    }
     kept = ("chosen", "explained", "plain_scale", "exact", "temperatures")
-    return {"promises": promises, "strengths": strengths, **{key: found[key] for key in kept}}
+    return {"promises": promises, **{key: stored[key] for key in kept}}
 
 
 def adapted(run: Path, images: Any) -> list[Any]:

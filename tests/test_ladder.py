@@ -24,6 +24,8 @@ LADDER = (
     {"sweep"},
     {"report"},
     {"watch"},
+    {"serve"},
+    {"track"},
     {"estimator", "demo"},
     {"cli"},
     {"paper"},  # found by name, through the command line's table

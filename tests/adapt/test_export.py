@@ -22,6 +22,7 @@ from acclimate.adapt.export import (
     write_site_inputs,
 )
 from acclimate.adapt.methods import chain_of
+from acclimate.adapt.triton import export_triton
 from acclimate.core.errors import ConfigError, ExportError
 from acclimate.learn import graph
 from acclimate.records.rehearsal import NETWORK
@@ -138,6 +139,54 @@ def test_torch_export_as_well(tmp_path: Path) -> None:
     with torch.no_grad():
         given = module(torch.from_numpy(rows), *about).numpy()
     np.testing.assert_allclose(given, site.predict_proba(rows), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rehearsed", "film", "features concat"])
+@pytest.mark.parametrize("ending", [".onnx", ".pt2"])
+def test_in_16_bits(kind: str, ending: str, tmp_path: Path) -> None:
+    trained, rows = make_trained(kind), rows_for(kind)
+    site = adapt(trained, rows, method="embedding+prior", settings=SOFT)
+    whole, half = (
+        site.export(tmp_path / f"{name}{ending}", half=name == "half") for name in ("whole", "half")
+    )
+    assert (whole.metadata["precision"], half.metadata["precision"]) == ("float32", "float16")
+    assert 1e-6 < half.difference < 5e-3
+    assert half.inputs == whole.inputs
+    for_all = export_conditioned(trained, tmp_path / f"all{ending}", half=True)
+    assert 1e-6 < for_all.difference < 5e-3
+    if ending == ".onnx":
+        assert half.path.stat().st_size < 0.8 * whole.path.stat().st_size
+        (given,) = opened(half.path).run(None, {next(iter(half.inputs)): rows})
+        assert given.dtype == np.float32
+        np.testing.assert_allclose(given, site.predict_proba(rows), atol=5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linear", "features"])
+def test_a_model_of_triton(kind: str, tmp_path: Path) -> None:
+    trained, rows = make_trained(kind), rows_for(kind)
+    site = adapt(trained, rows, method="prior", settings=SOFT)
+    made = export_triton(site, tmp_path / "models" / "new-site")
+    folder = tmp_path / "models" / "new-site"
+    assert made.path == folder / "1" / "model.onnx"
+    assert (folder / "labels.txt").read_text().splitlines() == list(CLASSES)
+    (taken,), (given,) = (opened(made.path).get_inputs(), opened(made.path).get_outputs())
+    text = (folder / "config.pbtxt").read_text()
+    parser = pytest.importorskip("google.protobuf.text_format", reason="protobuf is not installed")
+    messages = pytest.importorskip(
+        "tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed"
+    )
+    config = parser.Parse(text, messages.ModelConfig())
+    assert (config.name, config.backend, config.max_batch_size) == ("new-site", "onnxruntime", 64)
+    assert [config.input[0].name, *config.input[0].dims] == [taken.name, *taken.shape[1:]]
+    assert [config.output[0].name, *config.output[0].dims] == [given.name, *given.shape[1:]]
+    kinds = {"tensor(uint8)": messages.TYPE_UINT8, "tensor(float)": messages.TYPE_FP32}
+    assert (config.input[0].data_type, config.output[0].data_type) == (
+        kinds[taken.type],
+        kinds[given.type],
+    )
+    assert config.HasField("dynamic_batching")
 
 
 @pytest.mark.slow

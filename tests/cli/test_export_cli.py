@@ -74,3 +74,31 @@ def test_a_file_for_all_sites(cli: Any, run: Path, unlabelled: Path, tmp_path: P
         assert {name: value.shape for name, value in inputs.items()} == {
             "site": (4,), "prior": (2,), "temperature": (),
         }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_folder_for_triton_in_16_bits(
+    cli: Any, run: Path, unlabelled: Path, tmp_path: Path
+) -> None:
+    site, model = tmp_path / "site.safetensors", tmp_path / "models" / "new-site"
+    cli("adapt", run, unlabelled, "--out", site)
+    flags = ["--domain", site, "--triton", model, "--half"]
+    code, out, _ = cli("export", run, *flags, "--json")
+    made = json.loads(out)
+    assert (code, made["model"], made["precision"]) == (
+        0,
+        str(model / "1" / "model.onnx"),
+        "float16",
+    )
+    assert 'name: "new-site"' in (model / "config.pbtxt").read_text()
+    assert cli("export", run, *flags)[0] == 0  # an earlier one is replaced
+    (model / "config.pbtxt").write_text('name: "mine"')
+    code, _, err = cli("export", run, *flags)
+    assert (code, "config.pbtxt" in err) == (1, True)
+    for wrong, fact in (
+        (["--triton", model, "--out", "a.onnx"], "--out"),
+        ([], "--triton"),
+        (["--triton", tmp_path / "all"], "--domain"),
+    ):
+        code, _, err = cli("export", run, *wrong)
+        assert (code, fact in err.splitlines()[-1]) == (1, True), err

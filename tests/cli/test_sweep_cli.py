@@ -107,6 +107,23 @@ def test_the_metric_is_a_setting_of_every_run(
     assert {job.config["train"]["steps"] for job in sweep.jobs} == {TINY["train.steps"]}
 
 
+@pytest.mark.slow
+def test_every_algorithm_on_features(cli: Any, data: Path, tmp_path: Path) -> None:
+    """The page has the line that made it, which a repetition leaves as it was."""
+    out, line = tmp_path / "s", ["--algorithms", "all", "--features", "--test-domains", "site-0"]
+    line += ["--trials", "1", "--device", "cpu", *as_flags(TINY), "--out", str(tmp_path / "s")]
+    code, _, said = cli("sweep", data, *line)
+    assert code == 0 and "miro is left out" in said and "runs: 42" in said
+    assert cli("sweep", data, *line, "--retry-failed")[0] == 0
+    sweep = SweepFolder(out).read()
+    assert len(sweep.jobs) == 42 and sweep.command.startswith(f"acclimate sweep {data} --algo")
+    assert "--retry-failed" not in sweep.command and len(sweep.left_out) == 2
+    assert cli("report", out)[0] == 0
+    page = (out / "report.html").read_text(encoding="utf-8")
+    facts = ["miro is left out", "Seconds a run", "the same layers for all", "but those set aside"]
+    assert [text for text in (f"<pre>{sweep.command}</pre>", *facts) if text not in page] == []
+
+
 def test_runs_of_a_sweep_have_one_metric(data: Path) -> None:
     """Draws and lines could not be compared by several."""
     for table in ("per_algorithm", "variants"):

@@ -269,6 +269,7 @@ PAPER: dict[str, tuple[Any, ...]] = {
     "train.optimiser.weight_decay": (0.0, 1e-5, 1e-5),
     "adapt.points": (200, 300, 5000),
     "adapt.source": ("test", "held-out", "held-out"),
+    "model.head": ("linear", "linear", "linear"),
 }
 
 
@@ -277,12 +278,19 @@ def test_presets_are_the_papers(key: str) -> None:
     assert tuple(flat(as_dict(run(preset(name))))[key] for name in NAMES) == PAPER[key]
 
 
-def test_one_preset_is_ours_and_two_are_recipes_of_others() -> None:
-    assert set(PRESETS) - set(NAMES) == {"rehearsed", "erm-plus-plus", "fine-tuned-vit"}
+def test_one_preset_is_ours_and_three_are_of_others() -> None:
+    ours = {"rehearsed", "erm-plus-plus", "fine-tuned-vit", "domainbed"}
+    assert set(PRESETS) - set(NAMES) == ours
     found = run(preset("rehearsed"))
     assert (found.algorithm, found.adapt.rehearse, found.model.dropout) == ("erm", True, 0.5)
     baseline = run(preset("erm-plus-plus"))
     average = baseline.train.average
+    theirs = run(preset("domainbed"))
+    assert (theirs.model.head, theirs.adapt.source, theirs.data.keep_shared) == (
+        *("linear", "test", True),
+    )
+    assert run({}).model.head == "mlp"  # as an adaptive predictor has; recipes keep their own
+    assert {run(preset(name)).model.head for name in PRESETS} == {"linear"}
     assert (baseline.algorithm, baseline.model.freeze_batch_norm) == ("erm", "no")
     assert (average.kind, average.start * baseline.train.steps) == ("window", 600)
     vit = run(preset("fine-tuned-vit"))

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import pyplot
+from matplotlib.figure import Figure
 from scipy.spatial.distance import jensenshannon
 
 from acclimate.data import inspection as inspection_module
@@ -218,3 +220,17 @@ def test_thousands_of_domains_take_seconds() -> None:
     started = time.process_time()
     assert len(inspect(data).domains) == 5000
     assert time.process_time() - started < 20  # about 3
+
+
+def test_a_manifest_shows_itself() -> None:
+    manifest = of(COUNTS)
+    table = manifest._repr_html_()
+    assert "made up: 20 rows, 4 classes" in table and table.count("<tr>") == 5
+    axes = manifest.plot()
+    assert [text.get_text() for text in axes.get_yticklabels()] == list(manifest.all_domains)
+    shares = axes.images[0].get_array()
+    assert shares is not None and shares[1].tolist() == [75, 25, 0, 0] and not shares[0].any()
+    other = Figure().subplots()
+    assert of({name: [1, 1] for name in map(str, range(70))}).plot(other) is other
+    assert len(other.get_xticklabels()) == 2
+    pyplot.close("all")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from acclimate.config import OptimiserConfig
 from acclimate.core.distributed import World
 from acclimate.data.batches import Batch
-from acclimate.learn.algorithms import Algorithm, choose
+from acclimate.learn.algorithms import ALGORITHMS, Algorithm, choose
 from acclimate.learn.algorithms.dann import DANNConfig, Discriminator
 from acclimate.learn.algorithms.mixup import _mix
 from acclimate.learn.models import Head, Output, build_backbone, freeze_batch_norm
@@ -86,6 +86,10 @@ DEFAULTS_AND_RANGES |= {
     "miro": {"penalty": (0.1, "choice", 1.0, 0.1, 0.01, 0.001)},
 }
 OF_ALL_ROWS = {"ib-erm", "sd", "rsc", "sagnet", "miro"}  # one domain is enough for those
+
+
+def test_every_row_is_held_against_domainbed() -> None:
+    assert {*DEFAULTS_AND_RANGES, "erm", "selfreg"} == set(ALGORITHMS)  # two have no settings
 
 
 @pytest.mark.parametrize("name", DEFAULTS_AND_RANGES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from acclimate.core.files import write_document
 from acclimate.records.doubt import THRESHOLDS
@@ -17,7 +18,7 @@ from acclimate.rehearse.conclusion import Trial, conclude
 from acclimate.report.figures import answers, illustrations, rehearsal
 from acclimate.report.page import page_of
 from acclimate.report.sentences import headline
-from acclimate.report.tables import checks_grid, promises_grid
+from acclimate.report.tables import checks_grid
 from acclimate.results.load import load_report
 from acclimate.results.material import check_promises
 from acclimate.results.runs import RunView, find_runs
@@ -86,7 +87,7 @@ def test_runs_without_rehearsal_or_not_finished_promise_nothing(run: RunView) ->
 
 
 def test_the_table_marks_what_auto_uses() -> None:
-    rows = [[cell.text for cell in row] for row in promises_grid(found()).rows]
+    rows = [[cell.text for cell in row] for row in found().grid.rows]
     assert rows == [
         ["none, used by auto", "5", "as they are", "70.0", "0.0 ± 0.0"],
         ["prior", "5", "as they are", "70.0", "0.0 ± 0.1"],
@@ -215,3 +216,15 @@ def test_without_rows_or_a_promise_there_is_no_figure_of_answers(tmp_path: Path)
     assert "answers" not in [one.name for one in illustrations(load_report(tmp_path))]
     answered(write_run(tmp_path / "b" / "b", seed=0, what=found()))
     assert "answers" not in [one.name for one in illustrations(load_report(tmp_path / "b"))]
+
+
+def test_a_rehearsal_shows_itself() -> None:
+    what = found(drawn_anew=True)
+    table = what._repr_html_()
+    assert "Rehearsed on 3 sites, prior gained +4.0 ± 0.6 points" in table
+    assert table.count("<tr>") == 7 and "drawn anew</td>" not in table
+    axes = Figure().subplots()
+    assert what.plot(axes, "drawn anew") is axes
+    marks = {line.get_gid(): line for line in axes.lines}
+    assert marks["promise-0-20"].get_ydata()[0] == pytest.approx(4.0)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["prior", "embedding"]

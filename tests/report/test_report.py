@@ -20,7 +20,7 @@ from acclimate.results.load import load_report
 from acclimate.results.material import Report
 from acclimate.results.runs import ERM, Key, RunView, find_runs
 from acclimate.results.statistics import Estimate, in_percent, in_points
-from fixtures.pages import Page
+from fixtures.pages import Page, cells_of
 from fixtures.run_folders import make_run, score
 from fixtures.sweep_example import write_map
 
@@ -120,7 +120,8 @@ def test_one_algorithm_has_no_columns_to_compare(runs: Path) -> None:
         shutil.rmtree(runs / name)
     alone = load_report(runs)
     names = ("Method", "Unseen domains", "Worst unseen domain", "Training domains", "Runs")
-    assert tables.comparison(alone.overall).header == names  # though the ceiling has a difference
+    header = (*names, "Seconds a run")
+    assert tables.comparison(alone.overall).header == header  # though the ceiling has a difference
     text = page_of(alone)
     assert "in points" not in text and "improve" not in text and "called noise" not in text
 
@@ -235,7 +236,7 @@ def test_tables(report: Report, found: Comparison) -> None:
     assert text[2].split() == ["ERM", "45.0", "±", "5.0", "65.0", "±", "5.0", "55.0", "±", "5.0"]
     assert len(text[1]) == max(map(len, text))
     markdown = tables.comparison(found).to_markdown().splitlines()
-    assert markdown[2] == "| ERM | 55.0 ± 5.0 | 45.0 ± 5.0 | 90.0 | – | – | 2 |"
+    assert markdown[2] == "| ERM | 55.0 ± 5.0 | 45.0 ± 5.0 | 90.0 | – | – | 2 | 61.0 |"
     # As many domains for each are in the first sentence already; otherwise they have a column.
     uneven = replace(found.rows[1], domains=1)
     rows = (found.rows[0], uneven, *found.rows[2:])
@@ -304,3 +305,11 @@ def test_heads_that_differ_are_noted() -> None:
     assert note.startswith("ERM: ") and "model.head=mlp" in note
     assert not list(sentences._heads([run("erm", "mlp"), adaptive]))
     assert not list(sentences._heads([run("erm", "linear")]))
+
+
+def test_a_report_shows_itself(report: Report) -> None:
+    table = report._repr_html_()
+    assert "accuracy, %</caption>" in table
+    erm, da = cells_of(table)[1:3]
+    assert erm == ["ERM", "55.0 ± 5.0", "45.0 ± 5.0", "–"]
+    assert da == ["DA-ERM", "65.0 ± 5.0", "60.0 ± 10.0", "+10.0 ± 0.0"]

@@ -24,7 +24,7 @@ from acclimate.report import export, sentences, tables
 from acclimate.report.sentences import headline
 from acclimate.results import comparison as results
 from acclimate.results import runs
-from acclimate.results.load import load_domainbed, load_report
+from acclimate.results.load import load_domainbed, load_merged, load_report
 from acclimate.results.protocol import Axis, DataSet, EmbeddingJob, Job, Sweep
 from acclimate.results.runs import ERM, Key, find_runs
 from acclimate.results.statistics import Estimate
@@ -665,8 +665,16 @@ def test_published_rows_stand_beside_and_are_never_best(tmp_path: Path) -> None:
     report = with_published(load_report(make_sweep(tmp_path, dataset="PACS")))
     for rule in report.rules:
         (found,) = report.results[rule]
-        rows = [row for row in found.rows if row.published]
-        assert len(rows) == 11 and all(row.difference is None for row in rows)
+        every = [row for row in found.rows if row.published]
+        assert len(every) == 32 and all(row.difference is None for row in every)
+        later = {row.key.label: row for row in every if row.key.variant}
+        assert later["ERM (DomainBed 2021)"].average == Estimate(
+            pytest.approx(0.855), pytest.approx(0.002), 3
+        )
+        assert later["CORAL+SWAD (2021)"].average == Estimate(pytest.approx(0.883), None, 3)
+        assert "Shu et al., ICML 2023, CLIP ViT-B/16" in later["CLIPood (2023)"].note
+        rows = [row for row in every if not row.key.variant]
+        assert len(rows) == 11
         best = max((row for row in rows if row.average), key=lambda row: row.average.mean)
         assert best.key == Key.usual("da-coral")
         assert best.average == Estimate(pytest.approx(0.845), pytest.approx(0.007), 8)
@@ -683,7 +691,7 @@ def test_published_rows_stand_beside_and_are_never_best(tmp_path: Path) -> None:
     assert rf" $^\dagger${source}" in text
     assert source in export.to_markdown(report)
     rows = list(csv.DictReader(io.StringIO(export.to_csv(report))))
-    assert sum(row["published"] == "true" for row in rows) == 11 * 3
+    assert sum(row["published"] == "true" for row in rows) == 32 * 3
 
 
 def test_published_averages_stand_for_their_five_data_sets_only(tmp_path: Path) -> None:
@@ -704,7 +712,7 @@ def test_published_averages_stand_for_their_five_data_sets_only(tmp_path: Path) 
 
 def test_nothing_is_published_on_toys(sweep: Path) -> None:
     report = with_published(load_report(sweep))
-    assert report.notes[-1] == "The paper has no rows for toy."
+    assert report.notes[-1] == "No published rows for toy."
 
 
 def domainbed_run(folder: Path, name: str, accuracy: float, *, env: int, trial: int) -> None:
@@ -749,7 +757,7 @@ def test_a_domainbed_sweep_end_to_end(tmp_path: Path) -> None:
     assert "empty" in empty
     assert mentions(lacking, "training-domains", "1 of 16", "ANDMask on PACS sketch in trial 1")
     with_rows = with_published(load_domainbed(tmp_path, baseline=Key.usual("ANDMask")))
-    assert sum(row.published for row in with_rows.results["oracle"][0].rows) == 11
+    assert sum(row.published for row in with_rows.results["oracle"][0].rows) == 32
     assert with_rows.results["oracle"][0].rows[0].key == Key("ANDMask", "none")
 
 
@@ -814,3 +822,67 @@ def test_the_command_reads_domainbed(tmp_path: Path) -> None:
     shown = command("report", "--from-domainbed", tmp_path, "--published")
     assert "PACS, selected by training-domains" in shown
     assert "DA-CORAL [published]" in shown
+
+
+MORE: Scores = {("coral", 0): {"a": 0.55, "b": 0.75}, ("coral", 1): {"a": 0.65, "b": 0.85}}
+
+
+def test_two_sweeps_are_one(sweep: Path, tmp_path: Path) -> None:
+    """Tests are those of one sweep of all: pairs by trial, and Holm over every method."""
+    other = make_sweep(tmp_path / "more", MORE, command="acclimate sweep toy", left_out=("x: y",))
+    found = load_merged([sweep, other])
+    whole = load_report(make_sweep(tmp_path / "whole", {**SCORES, **MORE}))
+    assert found.rules == whole.rules
+    for mine, theirs in zip(found.overall.rows, whole.overall.rows, strict=True):
+        assert mine == theirs
+    assert CORAL in {row.key for row in found.overall.contenders if row.gain}
+    assert found.sweep is not None and found.sweep.command == "acclimate sweep toy"
+    assert "x: y." in found.notes and found.waiting == 0
+    assert {run.name.split("/")[0] for run in found.runs} == {"runs", "more"}
+    assert load_merged([sweep]).results == load_report(sweep).results
+
+
+def test_what_both_ran_counts_once(sweep: Path, tmp_path: Path) -> None:
+    again = make_sweep(tmp_path / "again")
+    forget(SweepFolder(sweep).run("toy-erm--a-0-0").path)  # unfinished here, finished there
+    found = load_merged([sweep, again])
+    assert found.results == load_report(again).results
+    assert len(found.runs) == len(SCORES) * 2 and found.waiting == 0
+
+
+def test_other_settings_are_rows_of_their_own(sweep: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "wide"
+    jobs = [replace(job("erm", d, t), id=f"wide-{d}-{t}") for d in DOMAINS for t in (0, 1)]
+    SweepFolder(folder).write(sweep_of(jobs))
+    for one in jobs:
+        run_job(folder, one, {one.groups[0][0]: 0.9})
+    found = load_merged([sweep, folder]).overall
+    means = {row.key.label: row.average.mean for row in found.lines if row.key.kind == "method"}
+    assert means == pytest.approx({"ERM": 0.65, "DA-ERM": 0.7, "ERM (wide)": 0.9})
+    (wide,) = (row for row in found.lines if row.key.variant == "wide")
+    assert wide.gain is not None and wide.gain.mean == pytest.approx(0.25)
+
+
+def test_sweeps_that_are_not_of_one_kind(sweep: Path, tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    made = sweep_of([job("erm", "a", 0)])
+    data = (replace(made.datasets[0], digest="other"),)
+    SweepFolder(place).write(replace(made, datasets=data))
+    with refused(SweepError, place, "'toy'"):
+        load_merged([sweep, place])
+    place = make_sweep(tmp_path / "rule", rule="oracle")
+    with refused(SweepError, place, "rule", "oracle", "training-domains"):
+        load_merged([sweep, place])
+    with refused(SweepError, tmp_path / "none"):
+        load_merged([sweep, tmp_path / "none"])
+
+
+def test_merged_by_the_command_line(sweep: Path, tmp_path: Path) -> None:
+    other = make_sweep(tmp_path / "more", MORE)
+    with refused(ConfigError, "--merge", 2):
+        command("report", sweep, other)
+    with refused(ConfigError, "--merge"):
+        command("report", sweep, "--merge", "--from-domainbed")
+    said = command("report", "--merge", sweep, other)
+    assert f"report: {sweep / 'merged.html'}" in said and "CORAL" in said
+    assert not (sweep / "report.html").exists()

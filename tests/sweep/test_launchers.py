@@ -11,12 +11,12 @@ import pytest
 
 from acclimate.config import RunConfig
 from acclimate.core.errors import ConfigError, SweepError
+from acclimate.core.ray_cluster import gpu_share
 from acclimate.data.manifest import Manifest
 from acclimate.results.protocol import Sweep
 from acclimate.results.sweep_folder import SweepFolder
 from acclimate.sweep.driver import Event, Queue, run_sweep
 from acclimate.sweep.launchers import chosen_launcher
-from acclimate.sweep.launchers.ray_cluster import gpu_share
 from acclimate.sweep.launchers.slurm import parameters_of
 from acclimate.sweep.settings import LaunchOptions
 from acclimate.sweep.worker import Task

@@ -15,10 +15,12 @@ from acclimate.adapt.methods import Chain, chain_of, find_chain
 from acclimate.adapt.methods.chain import adapt_model, apply_chain
 from acclimate.adapt.methods.labels import with_labels
 from acclimate.adapt.seen import begin_state, look, require_able
+from acclimate.adapt.summary import draw_site, summary_grid
 from acclimate.adapt.trust import Trust, judge
 from acclimate.config import DataConfig
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import ConfigError, ImageError, unknown
+from acclimate.core.plots import axes_or_new
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.tensors import require_finite
 from acclimate.core.text import count, csv_text, percent
@@ -39,6 +41,8 @@ from acclimate.learn.models import Predictor, accelerate, engine_used, takes_fea
 from acclimate.records.folder import SITE
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from acclimate.adapt.export import Exported
 
 
@@ -90,6 +94,7 @@ class Predictions:
     reasons: Mapping[str, str]
     changes: Changes | None = None  # by adaptation, where there was one
     unsure_below: float = 0.0  # confidence from which on an image has a label
+    before: np.ndarray | None = None  # numbers of the predicted classes without adaptation: [n]
 
     def __len__(self) -> int:
         """Images that were classified."""
@@ -149,7 +154,8 @@ def predictions(
     if site.method != "none":
         now = torch.tensor([int(row.argmax()) for row in probabilities.values()])
         changes = Changes.between(torch.cat(before), now, site.classes)
-    return Predictions(paths, site.classes, probabilities, dict(quarantine.entries), changes)
+    reasons, plain_classes = dict(quarantine.entries), torch.cat(before).numpy()
+    return Predictions(paths, site.classes, probabilities, reasons, changes, before=plain_classes)
 
 
 @dataclass(frozen=True)
@@ -216,11 +222,21 @@ class Adapted:
         rows = self.predict_proba(images)
         return [names[row.argmax()] if row.max() >= unsure_below else None for row in rows]
 
-    def export(self, path: str | Path) -> "Exported":
-        """One file that gives these probabilities without this library: .onnx, or .pt2."""
+    def export(self, path: str | Path, *, half: bool = False) -> "Exported":
+        """One file that gives these probabilities without this library: .onnx, or .pt2; with `half`
+        by weights and layers of 16 bits."""
         from acclimate.adapt.export import export_adapted
 
-        return export_adapted(self, path)
+        return export_adapted(self, path, half=half)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Class frequencies here and in training, or the changes, on `ax` or new axes."""
+        axes = axes_or_new(ax)
+        draw_site(self, axes)
+        return axes
+
+    def _repr_html_(self) -> str:
+        return summary_grid(self).to_html("A classifier for one site")
 
     def save(self, folder: str | Path) -> Path:
         """The model, this domain's state, a model card and lines that run it, in one folder."""

@@ -8,7 +8,10 @@ normalisation are inside. Two forms:
   (its embedding), `prior` (its class frequencies) and `temperature`. In ONNX each has a default,
   under which the model is not adapted. Chains that change other weights (bn, t3a, tent) have none.
 
-A file is written only after it gave the probabilities that PyTorch gives.
+With `half` the network computes in 16 bits, and Bayes' correction and softmax in 32; inputs and
+outputs stay as they are.
+
+A file is written only after it gave the probabilities that PyTorch gives in 32 bits.
 """
 
 import copy
@@ -28,11 +31,12 @@ from acclimate.adapt.classifier import Adapted, apply_state, unadapted
 from acclimate.adapt.methods import METHODS, Chain, Method, chain_of
 from acclimate.adapt.methods.chain import adapt_model
 from acclimate.core.errors import ConfigError, ExportError
+from acclimate.core.exports import require
 from acclimate.core.files import write_atomically
 from acclimate.core.randomness import stream
 from acclimate.data.source import to_float
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.graph import OnnxSession, as_onnx, as_pt2, require, traced
+from acclimate.learn.graph import OnnxSession, as_onnx, as_pt2, traced
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Predictor, takes_features
@@ -43,6 +47,7 @@ from acclimate.records.doubt import TARGETS, answer_for
 OUTPUT = "probabilities"
 TOLERANCE = 1e-4  # in a probability; float32 sums in another order differ by some 1e-7,
 ROUNDINGS = 10  # or by as many times what PyTorch's own float32 is off, where that is more
+HALF_TOLERANCE = 0.02  # with weights and layers in 16 bits
 SMALLEST = 1e-30  # of a class frequency: its logarithm stays finite in float32
 CPU = torch.device("cpu")
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
@@ -68,22 +73,30 @@ class _Case(NamedTuple):
 
     @classmethod
     def of(
-        cls, predictor: Predictor, name: str, rows: np.ndarray, about: Mapping[str, np.ndarray]
+        cls,
+        predictor: Predictor,
+        name: str,
+        rows: np.ndarray,
+        about: Mapping[str, np.ndarray],
+        half: bool,
     ) -> "_Case":
         """What `predictor` gives for `rows`. Where it rounds heavily, as behind batch norms whose
         inputs hardly vary, so may the graph."""
         expected = _reference(predictor, rows)
         exact = _reference(copy.deepcopy(predictor).double(), rows)
         rounding = float(np.abs(expected - exact).max())
-        return cls({name: rows, **about}, expected, max(TOLERANCE, ROUNDINGS * rounding))
+        least = HALF_TOLERANCE if half else TOLERANCE
+        return cls({name: rows, **about}, expected, max(least, ROUNDINGS * rounding))
 
 
-def export_adapted(site: Adapted, path: str | Path, *, name: str = "") -> Exported:
+def export_adapted(
+    site: Adapted, path: str | Path, *, name: str = "", half: bool = False
+) -> Exported:
     """The classifier of one domain as a file, .onnx or .pt2; `name` says which domain it is."""
     path = _require_format(path)
     predictor = _on_cpu(site.predictor)
     name_of_rows, examples = _input(predictor), _examples(site.trained)
-    cases = [_Case.of(predictor, name_of_rows, rows, {}) for rows in examples]
+    cases = [_Case.of(predictor, name_of_rows, rows, {}, half) for rows in examples]
     about = {"name": name or None, "images": None if site.state is None else site.state.count}
     facts = {
         "site": json.dumps(about),
@@ -92,7 +105,7 @@ def export_adapted(site: Adapted, path: str | Path, *, name: str = "") -> Export
         "thresholds": json.dumps(_thresholds(site)),
     }
     inputs = {name_of_rows: torch.from_numpy(examples[0])}
-    return _write(_Network(predictor), inputs, cases, site.trained, path, facts)
+    return _write(_Network(predictor, half), inputs, cases, site.trained, path, facts)
 
 
 def _thresholds(site: Adapted) -> dict[str, Any]:
@@ -104,18 +117,18 @@ def _thresholds(site: Adapted) -> dict[str, Any]:
     return {f"{target:g}": answer and asdict(answer) for target, answer in found.items()}
 
 
-def export_conditioned(trained: Trained, path: str | Path) -> Exported:
+def export_conditioned(trained: Trained, path: str | Path, *, half: bool = False) -> Exported:
     """One file for all domains; `site_inputs` gives what it takes for one of them."""
     path = _require_format(path)
     name, examples = _input(trained.predictor), _examples(trained)
     cases = []
     for state in _states(trained):
         predictor, about = _on_cpu(_as_adapted(trained, state)), site_inputs(trained, state)
-        cases += [_Case.of(predictor, name, rows, about) for rows in examples]
+        cases += [_Case.of(predictor, name, rows, about, half) for rows in examples]
     defaults = {key: torch.from_numpy(value) for key, value in site_inputs(trained, None).items()}
     inputs = {name: torch.from_numpy(examples[0]), **defaults}
     facts = {"site": json.dumps(None), "method": "conditioned", "form": "conditioned"}
-    return _write(_Conditioned(trained), inputs, cases, trained, path, facts)
+    return _write(_Conditioned(trained, half), inputs, cases, trained, path, facts)
 
 
 def site_inputs(trained: Trained, state: DomainState | None) -> dict[str, np.ndarray]:
@@ -167,12 +180,12 @@ def write_site_inputs(trained: Trained, state: DomainState, path: Path) -> dict[
 class _Network(nn.Module):
     """Probabilities of the classifier of one domain."""
 
-    def __init__(self, predictor: Predictor) -> None:
+    def __init__(self, predictor: Predictor, half: bool = False) -> None:
         super().__init__()
-        self.predictor = predictor
+        self.predictor, self.kind = _in_precision(predictor, half)
 
     def forward(self, rows: Tensor) -> Tensor:
-        logits: Tensor = self.predictor(_scale(rows)).logits
+        logits: Tensor = self.predictor(_scale(rows, self.kind)).logits
         return logits.float().softmax(1)
 
 
@@ -182,9 +195,10 @@ class _Conditioned(nn.Module):
     log_train: Tensor
     learned: Tensor
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Trained, half: bool = False) -> None:
         super().__init__()
-        self.predictor = _on_cpu(trained.start(embedding=True).predictor)
+        predictor = _on_cpu(trained.start(embedding=True).predictor)
+        self.predictor, self.kind = _in_precision(predictor, half)
         self.plain_temperature = trained.plain_temperature
         train = torch.tensor(trained.label_prior)
         self.register_buffer("log_train", train.clamp(min=SMALLEST).log())
@@ -192,7 +206,8 @@ class _Conditioned(nn.Module):
 
     def forward(self, rows: Tensor, *about: Tensor) -> Tensor:
         *site, prior, temperature = about
-        features, head = self.predictor.backbone(_scale(rows)), self.predictor.head
+        head = self.predictor.head
+        features = self.predictor.backbone(_scale(rows, self.kind))
         logits = head(features, *site).logits
         if isinstance(head, PairHead):  # without μ it is the plain model
             plain = head.plain(features).logits / self.plain_temperature
@@ -202,8 +217,14 @@ class _Conditioned(nn.Module):
         return shifted.softmax(1)
 
 
-def _scale(rows: Tensor) -> Tensor:
-    return rows.float() / 255 if rows.dtype == torch.uint8 else rows
+def _scale(rows: Tensor, kind: torch.dtype) -> Tensor:
+    return (rows.float() / 255 if rows.dtype == torch.uint8 else rows).to(kind)
+
+
+def _in_precision(predictor: Predictor, half: bool) -> tuple[Predictor, torch.dtype]:
+    """A copy of a predictor that computes in that type."""
+    kind = torch.float16 if half else torch.float32
+    return copy.deepcopy(predictor).to(kind), kind
 
 
 def _as_adapted(trained: Trained, state: DomainState | None) -> Predictor:
@@ -310,7 +331,9 @@ def _write(
     `inputs` holds an example of each input; those after the first are defaults.
     """
     first = next(iter(inputs))
-    metadata = {**_metadata(trained, first), **about}
+    kinds = {value.dtype for value in network.parameters()}
+    precision = "float16" if torch.float16 in kinds else "float32"
+    metadata = {**_metadata(trained, first), "precision": precision, **about}
     program = traced(network, inputs, {first})
     content, run = FORMATS[path.suffix](program, inputs, len(trained.classes), metadata)
     difference = _compare(run, cases, path)

@@ -32,6 +32,19 @@ def begin_state(trained: Trained, into: DomainState | None) -> DomainState:
     return into
 
 
+@torch.no_grad()
+def stored_state(trained: Trained, pictures: Pictures, phi: Tensor | None = None) -> DomainState:
+    """The state of images of which only their features are left, for `adapt(trained, [], into=…)`.
+    `phi` [k, d] is needed where Φ is one of images."""
+    embedding = trained.start(embedding=True).embedding
+    if embedding is None:
+        phi = torch.zeros(len(pictures), 0)
+    elif phi is None:
+        phi = embedding.phi(pictures.features.float().to(trained.device))
+    state = begin_state(trained, None).updated(phi).note_seen(pictures.hashes)
+    return replace(state, pictures=pictures)
+
+
 def require_able(trained: Trained, chain: Chain, into: DomainState | None) -> None:
     """Refuse a chain that the model, or what an earlier state keeps, is not enough for."""
     if chain.embedding and not trained.adaptive:

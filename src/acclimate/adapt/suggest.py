@@ -18,6 +18,7 @@ from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import csv_text
 from acclimate.data.readers import read_rows
 from acclimate.data.source import Quarantine
+from acclimate.learn.models import Output
 
 HEADER = ["image", "label", "guess", "confidence"]
 
@@ -64,14 +65,21 @@ def suggest(
         logits.append(output.logits.cpu())
     if not places:
         raise nothing_readable(quarantine)
-    every, probabilities = np.concatenate(places), torch.cat(logits).float().softmax(1)
+    every = np.concatenate(places)
+    output = Output(torch.cat(logits), torch.cat(hidden))
     return [
-        Suggestion(
-            images[every[row]],
-            site.classes[int(probabilities[row].argmax())],
-            float(probabilities[row].max()),
-        )
-        for row in spread(torch.cat(hidden), count)
+        Suggestion(images[every[row]], guess, confidence)
+        for row, guess, confidence in choose_rows(output, site.classes, count)
+    ]
+
+
+def choose_rows(output: Output, classes: Sequence[str], count: int) -> list[tuple[int, str, float]]:
+    """So many rows to label of what a classifier makes of images, each with its guess and the
+    confidence in it."""
+    probabilities = output.logits.float().cpu().softmax(1)
+    return [
+        (int(row), classes[int(probabilities[row].argmax())], float(probabilities[row].max()))
+        for row in spread(output.hidden, count)
     ]
 
 

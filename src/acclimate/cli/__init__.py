@@ -23,8 +23,9 @@ GROUPS = {  # by what people do, in the order of work
     "Your images, from folders to a file that predicts": (
         *("inspect", "train", "adapt", "predict", "suggest", "watch", "evaluate", "export"),
     ),
+    "Many sites behind one address": ("serve", "token"),
     "Data sets": ("build", "pack"),
-    "Comparisons": ("sweep", "report", "ablate", "reproduce"),
+    "Comparisons": ("sweep", "report", "track", "ablate", "reproduce"),
     "To look around": ("demo", "list", "theory"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.options import Device, Json, MethodSettings, Run, names
+from acclimate.cli.options import Device, Json, MethodSettings, Page, Run, names
 from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
 from acclimate.config import AlgorithmName, flat, metric_of, parse_assignments
 from acclimate.core.errors import ConfigError
+from acclimate.core.text import percent
 
 if TYPE_CHECKING:
     from acclimate.records.folder import RunFolder
@@ -51,6 +52,7 @@ def evaluate(
         bool | None,
         typer.Option("--keep-shared", help="Score rows of pictures that were trained on, too."),
     ] = None,
+    page: Page = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -59,14 +61,18 @@ def evaluate(
 
     if metric:
         find_metric(metric)
-    if data is None and (method or settings):
-        flag = "--method" if method else "--set"
+    if data is None and (method or settings or page):
+        flag = "--method" if method else "--set" if settings else "--page"
         raise ConfigError(f"{flag} scores anew; name the data to score as well")
     if data is None:
         show_run(run, already=True, json=json, metric=metric)
         return
     from acclimate.records.folder import RunFolder
+    from acclimate.records.outputs import check_out
     from acclimate.runs.evaluate import evaluate_run
+
+    if page is not None:
+        check_out(page, "page", (run, data))
 
     flags = {"adapt.source": source, "adapt.points": points, "seed": seed}
     flags["data.keep_shared"] = keep_shared
@@ -75,7 +81,11 @@ def evaluate(
     with progress_bar() as watch:
         scored = evaluate_run(run, data, changes, methods=names(method), device=device, watch=watch)
     metric = metric or metric_of(RunFolder(run).identity()["config"])
-    facts = {"unreadable": scored.unreadable, "same_data": scored.same_data}
+    if page is not None:
+        from acclimate.report.answer_pages import write_scores_page
+
+        write_scores_page(page, RunFolder(run), scored.manifest, scored.scores, scored.predictions)
+    facts = {"unreadable": scored.unreadable, "same_data": scored.same_data, "page": page}
     if json:
         say_json({**as_json(scored.scores, metric), **facts})
         return
@@ -83,8 +93,16 @@ def evaluate(
     say_facts(facts)
 
 
-def show_run(folder: Path, *, already: bool, json: bool, metric: str | None = None) -> None:
-    """Print the final scores of a run, its weights, and the accuracy to expect at a new site."""
+def show_run(
+    folder: Path,
+    *,
+    already: bool,
+    json: bool,
+    metric: str | None = None,
+    grown: dict[str, Any] | None = None,
+) -> None:
+    """Print the final scores of a run, its weights, and the accuracy to expect at a new site; of a
+    run that went on from another one, what has `grown`."""
     from acclimate.core.errors import RunError
     from acclimate.records.folder import RunFolder
 
@@ -96,11 +114,29 @@ def show_run(folder: Path, *, already: bool, json: bool, metric: str | None = No
     metric = metric or metric_of(run_folder.identity()["config"])
     facts = {"run": folder, "already_finished": already, **asdict(records.finished)}
     if json:
-        say_json({**facts, **as_json(scores, metric), "rehearsal": rehearsal})
+        further = {"grown": grown} if grown else {}
+        say_json({**facts, **as_json(scores, metric), "rehearsal": rehearsal, **further})
         return
     show_scores(scores, metric)
     say_facts(facts)
     _show_outlook(run_folder, rehearsal, tested=any(score.role == "test" for score in scores))
+    if grown:
+        _show_growth(grown)
+
+
+def _show_growth(grown: dict[str, Any]) -> None:
+    """What a run has more than the one it started from, and both on the same held-out images."""
+    say()
+    rows = [
+        (one["site"], str(one["images"]), *map(percent, (one["before"], one["after"])))
+        for one in grown["held_out"]
+    ]
+    title = f"Top-1 on images that neither {grown['from']} nor this run has learned from, %"
+    if rows:
+        say_table(("site", "images", "before", "after"), rows, title=title)
+    say_facts({name: value for name, value in grown.items() if name not in ("held_out", "why")})
+    if grown["why"]:
+        say(f"note: {grown['why']}")
 
 
 def _show_outlook(run: "RunFolder", rehearsal: dict[str, Any] | None, *, tested: bool) -> None:
@@ -120,10 +156,9 @@ def _show_outlook(run: "RunFolder", rehearsal: dict[str, Any] | None, *, tested:
 
 def _show_rehearsal(stored: dict[str, Any], folder: Path) -> None:
     from acclimate.records.rehearsal import Rehearsal, verdict
-    from acclimate.report.tables import promises_grid
 
     rehearsal = Rehearsal.from_dict(stored, where=str(folder))
-    header, *rows = promises_grid(rehearsal).texts
+    header, *rows = rehearsal.grid.texts
     say()
     say_table(header, rows, title="Rehearsal: training sites held out in turn")
     say()
@@ -178,15 +213,12 @@ def as_json(scores: Sequence["Score"], metric: str) -> dict[str, Any]:
 
 
 def _means(scores: Sequence["Score"], metric: str) -> list[dict[str, Any]]:
-    """A line for each way to score: means over domains never mix two splits."""
+    """A line for each way to score."""
     from acclimate.records.metrics import METRICS
+    from acclimate.records.records import values_by_use
 
-    groups: dict[tuple[str, str, str], list[float]] = {}
     worst = min if METRICS[metric].sign > 0 else max
-    for score in sorted(scores, key=lambda score: ("train", "val", "test").index(score.role)):
-        value = score.value(metric)
-        if value is not None:
-            groups.setdefault((score.role, score.split, score.method), []).append(value)
+    by_role = sorted(scores, key=lambda score: ("train", "val", "test").index(score.role))
     return [
         {
             "role": role,
@@ -196,7 +228,7 @@ def _means(scores: Sequence["Score"], metric: str) -> list[dict[str, Any]]:
             _key(metric): sum(values) / len(values),
             "worst": worst(values),
         }
-        for (role, split, method), values in groups.items()
+        for (role, split, method), values in values_by_use(by_role, metric).items()
     ]
 
 

@@ -18,9 +18,14 @@ Images = Annotated[list[Path], typer.Argument(help="Files or folders, searched r
 State = Annotated[Path | None, typer.Option(help="The domain's state, from `acclimate adapt`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable result on stdout.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Page = Annotated[Path | None, typer.Option(help="Write a page with pictures (HTML).")]
 MethodSettings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A method's setting: adapt.tent.steps=3."),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(help="Show the run in tensorboard, mlflow, wandb or trackio; commas or repeat."),
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try failed jobs again.")]
 DryRun = Annotated[

@@ -1,6 +1,5 @@
 """`report`."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -19,7 +18,14 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: acclimate report SWEEP --out report.html --table results.tex")
 def report(
-    folder: Annotated[Path, typer.Argument(help="A sweep, or a folder with runs at any depth.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER",
+            help="A sweep, or a folder with runs at any depth; with --merge sweeps.",
+        ),
+    ],
+    merge: Annotated[bool, typer.Option("--merge", help="Put several sweeps together.")] = False,
     from_domainbed: Annotated[
         bool, typer.Option("--from-domainbed", help="The folder is a sweep of DomainBed.")
     ] = False,
@@ -28,7 +34,7 @@ def report(
         typer.Option(help="Show this selection rule; repeat for more. [default: all that apply]"),
     ] = None,
     published: Annotated[
-        bool, typer.Option("--published", help="Show the paper's rows beside these.")
+        bool, typer.Option("--published", help="Show rows that papers printed beside these.")
     ] = False,
     baseline: Annotated[
         str | None, typer.Option(help="Compare with it. [default: the sweep's, or erm]")
@@ -36,7 +42,10 @@ def report(
     metric: Annotated[
         str | None, typer.Option(help="Compare and choose by it. [default: the runs' own]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="[default: FOLDER/report.html]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="[default: FOLDER/report.html; of several, merged.html in the first]"),
+    ] = None,
     table: Annotated[
         list[Path] | None,
         typer.Option(help="Write the tables as .md, .tex, .csv or .json; can be repeated."),
@@ -53,23 +62,31 @@ def report(
     from acclimate.report.export import format_of, to_dict, write_table
     from acclimate.report.figures import check_formats, write_figures
     from acclimate.report.page import write_page
-    from acclimate.results.load import load_domainbed, load_report
+    from acclimate.results.load import load_domainbed, load_merged, load_report
     from acclimate.results.runs import Key
 
     formats = cast("tuple[Format, ...]", names([kinds]))
     check_formats(formats)
     for path in table or ():
         format_of(path)  # a wrong name is an error before anything is read or written
-    if from_domainbed and metric:
-        raise ConfigError("--metric: DomainBed's results hold accuracies alone; leave it out")
-    read = load_domainbed if from_domainbed else partial(load_report, metric=metric or "")
-    comparison = read(folder, title=title, baseline=Key.usual(baseline) if baseline else None)
+    if from_domainbed and (metric or merge):
+        raise ConfigError("DomainBed's results hold accuracies alone; leave out --metric, --merge")
+    if len(folders) > 1 and not merge:
+        raise ConfigError(f"{len(folders)} folders are given; add --merge, or report on each alone")
+    folder, against = folders[0], Key.usual(baseline) if baseline else None
+    if from_domainbed:
+        comparison = load_domainbed(folder, title=title, baseline=against)
+    elif merge:
+        comparison = load_merged(folders, title=title, baseline=against, metric=metric or "")
+    else:
+        comparison = load_report(folder, title=title, baseline=against, metric=metric or "")
     if published:
         comparison = load(paper.WITH_PUBLISHED)(comparison)
     if rule:
         comparison = comparison.limited(rule)
     every_figure = load(paper.FIGURES)
-    page = write_page(comparison, out or folder / "report.html", figures=every_figure)
+    page = out or folder / ("merged.html" if len(folders) > 1 else "report.html")
+    write_page(comparison, page, figures=every_figure)
     written = [*(table or ())]
     for path in table or ():
         write_table(comparison, path)

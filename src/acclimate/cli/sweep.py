@@ -1,9 +1,11 @@
 """`sweep`: many runs from one definition; what it says before, while and after they run."""
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +62,7 @@ def sweep(
     """
     from acclimate.data.readers import data_name
     from acclimate.sweep import driver
+    from acclimate.sweep.contenders import with_all
     from acclimate.sweep.definition import gather, open_data
     from acclimate.sweep.jobs import define, notes
     from acclimate.sweep.launchers import chosen_launcher
@@ -71,8 +74,11 @@ def sweep(
     definition = gather(config, {**flags, "data": tuple(map(str, data or ()))})
     manifests = open_data(definition)
     paths = {data_name(path): Path(path) for path in definition.data}
+    definition, left_out = with_all(definition, manifests, options.trained_on)
     jobs = define(definition, manifests, device=options.trained_on)
-    remarks = notes(definition, manifests, jobs)
+    line = shlex.join(["acclimate", *sys.argv[1:]])
+    jobs = replace(jobs, command=line, left_out=tuple(left_out))
+    remarks = [*notes(definition, manifests, jobs), *left_out]
     plan = driver.SweepPlan(sweep=jobs, manifests=manifests, paths=paths, notes=remarks)
     folder = out or Path("sweeps") / "-".join(paths)
     if dry_run:

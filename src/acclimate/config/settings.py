@@ -127,7 +127,7 @@ class ModelConfig:
         "auto: backbone on a CPU with pretrained weights and images above 64 px, else none",
     )
     head: Literal["linear", "mlp"] = setting(
-        "linear", "head of a plain predictor: linear as in DomainBed, mlp to match DA capacity"
+        "mlp", "head of a plain predictor: mlp, the layers of an adaptive one; linear, DomainBed's"
     )
     condition: Literal["concat", "film", "bias", "low-rank"] = setting(
         "concat", "how μ enters an adaptive predictor; concat is the paper's"

@@ -163,7 +163,7 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_threshold, one_gib = -1, -3, 1 << 30  # names and numbers of malloc.h
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):
         return  # not glibc
     mallopt(mmap_threshold, one_gib)
     mallopt(trim_threshold, one_gib)

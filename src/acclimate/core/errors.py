@@ -76,12 +76,36 @@ class SweepError(AcclimateError):
     """A sweep folder that is missing, damaged or holds another sweep."""
 
 
+class TrackError(AcclimateError):
+    """A tool that shows runs and failed at it."""
+
+
 class RecordError(AcclimateError):
     """A records file that cannot be understood."""
 
 
 class SchemaError(RecordError):
     """Records written by another version of the program."""
+
+
+class StoreError(AcclimateError):
+    """A database of sites that cannot be opened, reached or understood."""
+
+
+class UnknownSite(UnknownName):
+    """A site that the server does not have."""
+
+
+class OverLimit(AcclimateError):
+    """More or larger than the server takes."""
+
+
+class KeyReused(AcclimateError):
+    """An idempotency key that came with something else before."""
+
+
+class QueueFull(AcclimateError):
+    """A server that has as much to do as it may."""
 
 
 def unknown(sentence: str, name: str, known: Iterable[str], *, prefix: str = "") -> UnknownName:

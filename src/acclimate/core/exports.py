@@ -1,8 +1,10 @@
-"""The names that a package offers, each imported when it is first used."""
+"""What is imported when it is first used: names that a package offers, packages of extras."""
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
+
+from acclimate.core.errors import ConfigError
 
 
 def lazy_exports(package: str, **modules: str) -> tuple[Callable[[str], Any], list[str]]:
@@ -31,3 +33,14 @@ def load(place: str) -> Any:
     """What a path `module:name` names, imported now."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+def require(*packages: str, purpose: str, extra: str = "onnx") -> list[Any]:
+    """The packages of an extra, or one line that says how to get them."""
+    try:
+        return [import_module(package) for package in packages]
+    except ImportError as error:
+        raise ConfigError(
+            f"{purpose}, the package {error.name} is needed and not installed; "
+            f'pip install "acclimate[{extra}]"'
+        ) from None

@@ -40,6 +40,7 @@ _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _ABANDONED = 86_400  # seconds after which nobody is still writing a temporary file
 CACHE = "ACCLIMATE_CACHE"  # the variable that names the folder of caches
 _LONGEST = 200  # bytes of a name that a temporary file keeps; names may have 255
+BINARY = getattr(os, "O_BINARY", 0)  # lest Windows write \\n as \\r\\n
 
 
 def odd_kind(path: Path) -> str | None:
@@ -177,7 +178,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
     """One write per line and an fsync: a crash can tear the last line, never an earlier one.
     Without `sync` that holds where the process ends, but not where the power does."""
     with _disk_errors(path):
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | BINARY, 0o666)
         try:
             rest = f"{line}\n".encode()
             while rest:  # a nearly full disk takes a part, and refuses the rest with an error

@@ -82,7 +82,8 @@ def read_tensors(path: Path, of: str | None = None) -> tuple[dict[str, Tensor], 
     require_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: Windows replaces no file of which a part is still in memory.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             metadata = parse_metadata(file.metadata())
     except Exception:  # whatever the library makes of a damaged header
         raise DamagedFile(path) from None

@@ -38,6 +38,11 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def short(name: str, most: int) -> str:
+    """The beginning of a name that is longer than `most` letters, and a sign that it goes on."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
 def reason_of(error: BaseException, most: int = 200) -> str:
     """What an error of a library says, in a line; its kind where it says nothing."""
     return " ".join(str(error).split())[:most] or type(error).__name__

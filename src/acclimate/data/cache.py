@@ -13,9 +13,11 @@ decoded again.
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
+import threading
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,14 @@ from torch import Tensor
 
 from acclimate.config import DataConfig
 from acclimate.core.errors import ConfigError, DamagedFile
-from acclimate.core.files import clear_temporary, locked, user_cache, write_error, write_json
+from acclimate.core.files import (
+    BINARY,
+    clear_temporary,
+    locked,
+    user_cache,
+    write_error,
+    write_json,
+)
 from acclimate.core.tensors import read_tensors, save_tensors
 from acclimate.data.manifest import Manifest
 from acclimate.data.pictures import SIZE as IDENTITY
@@ -126,13 +135,15 @@ class Pack:
 
     def has(self, image: int) -> bool:
         """Return whether there is an entry of the image as its file is now."""
-        return os.pread(self.file, IDENTITY, self._place(image)) == self.identities[image]
+        identity = bytearray(IDENTITY)
+        _read(self.file, [identity], self._place(image))
+        return identity == self.identities[image]
 
     def find(self, image: int, into: np.ndarray) -> bool:
         """Read the image into `into` [3, size, size]; return False if it is not there intact."""
         head = bytearray(HEAD)
         try:
-            read = os.preadv(self.file, [head, into.data], self._place(image))
+            read = _read(self.file, [head, into.data], self._place(image))
         except OSError:  # a failing disk: the image is decoded again
             return False
         if read < HEAD + self.image_bytes:
@@ -153,9 +164,27 @@ class Pack:
         return int(self.slot[image]) * (HEAD + self.image_bytes)
 
 
+POSITIONED = hasattr(os, "preadv")  # Windows has one position per file, which threads share
+_SEEK = threading.Lock()
+
+
+def _read(file: int, parts: Sequence[bytearray | memoryview], place: int) -> int:
+    """Fill `parts` from `place` on; returns how many bytes there were."""
+    if POSITIONED:
+        return os.preadv(file, parts, place)
+    with _SEEK, io.FileIO(file, "rb", closefd=False) as whole:
+        whole.seek(place)
+        return sum(whole.readinto(part) for part in parts)
+
+
 def _write(file: int, data: bytes, place: int) -> None:
     while data:
-        written = os.pwrite(file, data, place)
+        if POSITIONED:
+            written = os.pwrite(file, data, place)
+        else:
+            with _SEEK:
+                os.lseek(file, place, os.SEEK_SET)
+                written = os.write(file, data)
         data, place = data[written:], place + written
 
 
@@ -195,7 +224,7 @@ def open_pack(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "about.json", {**facts, "gib": round(needed / GIB, 3)})
-        file = os.open(folder / "images", os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(folder / "images", os.O_RDWR | os.O_CREAT | BINARY, 0o644)
     except OSError as error:
         if keep:  # whoever asks for it is to know
             raise write_error(folder, error) from None
@@ -229,6 +258,7 @@ def _make_room(root: Path, folder: Path, needed: int, budget: float) -> bool:
 def _bytes(folder: Path) -> int:
     """Size on disk: places of images that were never written take none."""
     try:
-        return (folder / "images").stat().st_blocks * 512
+        facts = (folder / "images").stat()
+        return int(getattr(facts, "st_blocks", facts.st_size / 512) * 512)
     except OSError:
         return 0

@@ -48,7 +48,7 @@ def _hush_decoders() -> None:
     for name in ("PIL", "pydicom"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with suppress(OSError, AttributeError):  # elsewhere libtiff is found otherwise, and may speak
-        maps = Path("/proc/self/maps").read_text().split()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").split()
         tiff = ctypes.CDLL(next((name for name in maps if "libtiff" in name), None))
         tiff.TIFFSetErrorHandler(None)
         tiff.TIFFSetWarningHandler(None)

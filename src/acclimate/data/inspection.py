@@ -2,26 +2,33 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
 
 from acclimate.core.errors import ImageError
+from acclimate.core.grid import Cell, Grid, number, share
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.randomness import stream
+from acclimate.core.text import DASH, short
 from acclimate.data import columns
 from acclimate.data.columns import SPLITS, grouped
 from acclimate.data.duplicates import joined, near_copies
 from acclimate.data.manifest import Manifest
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from PIL import Image
+
 TAIL = 0.1
 """A tail class holds at most this share of the head class's rows (LT-ImageNet's f)."""
 
-
 MOST_PAIRED = 2000
+LOOKED_AT = 128  # pixels
+MOST_NAMED = 60  # along an axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +83,7 @@ def inspect(manifest: Manifest) -> Inspection:
     Rows whose label is not in the class list count as rows and in no label statistic.
     """
     counts = label_counts(manifest)
-    pooled, names, roles = counts.sum(axis=0), manifest.all_domains, manifest.roles()
+    pooled = counts.sum(axis=0)
     return Inspection(
         **_statistics(manifest.splits, pooled),
         source=manifest.source,
@@ -84,12 +91,51 @@ def inspect(manifest: Manifest) -> Inspection:
         images=len(np.unique(manifest.image_ids)),
         classes=len(manifest.classes),
         unused_classes=_without_rows(manifest, pooled),
-        pairwise=_pairwise(counts, names),
-        domains=tuple(
-            _domain(manifest, name, roles.get(name), row, pooled - row)
-            for name, row in zip(names, counts, strict=True)
-        ),
+        pairwise=_pairwise(counts, manifest.all_domains),
+        domains=_domains(manifest, counts),
     )
+
+
+def _domains(manifest: Manifest, counts: np.ndarray) -> tuple[DomainInspection, ...]:
+    """By `label_counts`: [all domains, classes]"""
+    pooled, roles = counts.sum(axis=0), manifest.roles()
+    return tuple(
+        _domain(manifest, name, roles.get(name), row, pooled - row)
+        for name, row in zip(manifest.all_domains, counts, strict=True)
+    )
+
+
+def domains_grid(manifest: Manifest) -> Grid:
+    """A row per domain. Shift is how far its labels are from those of all others, 0 to 1."""
+    names = ("rows", "classes", "top class", "share", "imbalance", "effective classes", "shift")
+    rows = tuple(
+        (
+            Cell(one.domain),
+            number(one.rows),
+            number(one.classes),
+            Cell(one.top_class or DASH),
+            share(one.top_share),
+            number(one.imbalance, ".1f"),
+            number(one.effective_classes, ".1f"),
+            number(one.total_variation, ".2f"),
+        )
+        for one in _domains(manifest, label_counts(manifest))
+    )
+    return Grid(("domain", *names), rows, frozenset({"top class"}))
+
+
+def draw_labels(manifest: Manifest, axes: "Axes") -> None:
+    """Which share of a domain's labels each class has: a square for each, the darker the more."""
+    counts = label_counts(manifest)
+    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", aspect="auto", vmin=0)
+    for axis, names in ((axes.yaxis, manifest.all_domains), (axes.xaxis, manifest.classes)):
+        if len(names) <= MOST_NAMED:  # more of them cannot be read
+            axis.set_ticks(range(len(names)), [short(name, 24) for name in names], parse_math=False)
+    axes.tick_params(axis="x", rotation=90)
+    figure = axes.get_figure()
+    if figure is not None:
+        figure.colorbar(image, ax=axes, label="share of the domain's labels, %")
 
 
 def _statistics(splits: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
@@ -110,6 +156,7 @@ class Copies:
     labels: tuple[str, ...]
     domains: tuple[str, ...]
     alike: bool = False  # the files differ, and look the same
+    rows: tuple[int, ...] = field(default=(), compare=False)  # the first with each of the images
 
 
 def find_copies(manifest: Manifest, looked_at: np.ndarray) -> list[Copies]:
@@ -143,12 +190,13 @@ def _copies(manifest: Manifest, codes: np.ndarray, *, alike: bool) -> list[Copie
     pictures, picture = np.unique(codes, return_inverse=True)
     copies = []
     for rows in grouped(picture, pictures.tolist()).values():
-        images = sorted({manifest.image_name(int(row)) for row in rows})
-        if len(images) > 1:
+        first = {manifest.image_name(row): row for row in reversed(rows.tolist())}
+        if len(first) > 1:
+            images = sorted(first)
             labels = {manifest.classes[manifest.label_index[row]] for row in rows}
             domains = {manifest.domain_names[row] for row in rows}
             names = tuple(images), tuple(sorted(labels)), tuple(sorted(domains))
-            copies.append(Copies(*names, alike=alike))
+            copies.append(Copies(*names, alike, tuple(first[image] for image in images)))
     return copies
 
 
@@ -253,23 +301,47 @@ def sampled(manifest: Manifest, limit: int) -> np.ndarray:
     return np.asarray(rows[: None if limit < 0 else limit])
 
 
+@dataclass(frozen=True)
+class Look:
+    """How an image looks. Brightness and sharpness are of its grey pixels, 0 to 1, once it is
+    shrunk to the side `LOOKED_AT`, so that images of all sizes can be compared."""
+
+    row: int
+    width: int
+    height: int
+    brightness: float  # mean
+    sharpness: float  # standard deviation of the Laplacian
+
+
 def try_images(
     manifest: Manifest, rows: np.ndarray, watch: Watch = unwatched
-) -> list[dict[str, str]]:
-    """Those of the images of `rows` that cannot be read, each with its reason."""
+) -> tuple[list[Look], list[dict[str, str]]]:
+    """The images of `rows` that can be read, and the others with their reasons."""
     from acclimate.data.images import decode  # Pillow comes with it, and tables do without
 
-    def problem(row: int) -> str | None:
+    def try_image(row: int) -> Look | str:
         try:
-            decode(manifest.image_source(int(row)))
+            return look_of(row, decode(manifest.image_source(row)))
         except ImageError as error:
             return str(error)
-        return None
 
-    bad = []
+    looks, bad = list[Look](), []
     with ThreadPoolExecutor() as pool:
-        for done, (row, reason) in enumerate(zip(rows, pool.map(problem, rows), strict=True), 1):
-            if reason is not None:
-                bad.append({"image": manifest.image_name(int(row)), "reason": reason})
+        tried = zip(rows, pool.map(try_image, rows.tolist()), strict=True)
+        for done, (row, look) in enumerate(tried, 1):
+            if isinstance(look, Look):
+                looks.append(look)
+            else:
+                bad.append({"image": manifest.image_name(int(row)), "reason": look})
             watch("reading images", done, len(rows), f"{len(bad)} unreadable" if bad else "")
-    return bad
+    return looks, bad
+
+
+def look_of(row: int, image: "Image.Image") -> Look:
+    from PIL.Image import Resampling
+
+    small = image.convert("L").resize((LOOKED_AT, LOOKED_AT), Resampling.BILINEAR, reducing_gap=2.0)
+    grey = np.asarray(small, dtype=np.float32) / 255
+    beside = grey[:-2, 1:-1] + grey[2:, 1:-1] + grey[1:-1, :-2] + grey[1:-1, 2:]
+    edges = float((beside - 4 * grey[1:-1, 1:-1]).std())
+    return Look(row, *image.size, float(grey.mean()), edges)

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from acclimate.core.errors import ManifestError, damage_is, require_known
+from acclimate.core.plots import axes_or_new
 from acclimate.core.progress import Watch, unwatched
 from acclimate.core.text import count
 from acclimate.data import readers
@@ -39,6 +40,9 @@ from acclimate.data.pictures import (
     numbers,
     picture_keys,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 REMEDY = (
     "restore it or make it again; or, if you changed it on purpose, write the changed table "
@@ -195,6 +199,20 @@ class Manifest:
             table = table.append_column("split", splits)
             return whole._hand_on(replace(whole, table=table))
         return cls(table, classes, root.resolve(), source, domains)
+
+    def _repr_html_(self) -> str:
+        from acclimate.data.inspection import domains_grid
+
+        caption = f"{self.source}: {count(len(self), 'row')}, {len(self.classes)} classes"
+        return domains_grid(self).to_html(caption)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The share of each class in each domain, on `ax` or new axes."""
+        from acclimate.data.inspection import draw_labels
+
+        axes = axes_or_new(ax)
+        draw_labels(self, axes)
+        return axes
 
     def write(self, path: str | Path) -> None:
         """Write Parquet, whole or not at all; the root is stored relative to the file."""

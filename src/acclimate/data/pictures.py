@@ -129,7 +129,8 @@ def file_digests(paths: Sequence[str], watch: Watch = unwatched) -> list[bytes |
     """SHA-256 of each file's content, from the cache as far as that knows the file as it is; None
     for what cannot be read, and for empty files, which show nothing."""
     with ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1)), "digest") as pool:
-        states = list(pool.map(_state, paths))
+        parts = [paths[start : start + AT_ONCE] for start in range(0, len(paths), AT_ONCE)]
+        states = [state for part in pool.map(_states, parts) for state in part]
         known = _recall(paths)
         digests = [
             known[path][1] if state and path in known and known[path][0] == state else None
@@ -142,6 +143,11 @@ def file_digests(paths: Sequence[str], watch: Watch = unwatched) -> list[bytes |
             watch("comparing images", done, len(missing), "")
     _remember([(paths[p], states[p], digests[p]) for p in missing if digests[p]])
     return digests
+
+
+def _states(paths: Sequence[str]) -> list[str]:
+    """Of many files at once: a task for each would take longer than looking at it."""
+    return [_state(path) for path in paths]
 
 
 def _state(path: str) -> str:

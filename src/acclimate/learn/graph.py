@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate.core.errors import ConfigError
+from acclimate.core.exports import require
 from acclimate.core.files import json_digest, user_cache, write_atomically
 from acclimate.core.text import reason_of
 from acclimate.learn.models.backbones import BATCH, SMALL, TORCH, Backbone
@@ -139,17 +139,6 @@ class OnnxSession:
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """The first output."""
         return np.asarray(self._session.run(None, dict(inputs))[0])
-
-
-def require(*packages: str, purpose: str) -> list[Any]:
-    """The packages of the extra `onnx`, or one line that says how to get them."""
-    try:
-        return [import_module(package) for package in packages]
-    except ImportError as error:
-        raise ConfigError(
-            f"{purpose}, the package {error.name} is needed and not installed; "
-            f'pip install "acclimate[onnx]"'
-        ) from None
 
 
 @contextmanager

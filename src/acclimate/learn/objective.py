@@ -88,6 +88,8 @@ class Algorithm(Objective):
 
     Config: ClassVar[type[Any]] = NoSettings
     over_mu: ClassVar[bool] = True  # whether it also runs over a predictor that sees μ
+    fine_tunes: ClassVar[bool] = False  # whether it has a meaning only where a pretrained backbone
+    # learns
 
     def __init__(
         self,

@@ -1,17 +1,21 @@
-"""The paper's printed results as data: in percent, as printed, its slips included and noted; and
-as rows next to ours: marked, never the best, never tested against."""
+"""Printed results as data, the paper's and those of the field that published.toml has: in percent,
+as printed, slips included and noted; and as rows next to ours: marked, never the best, never tested
+against."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
+from acclimate.config import read_toml
 from acclimate.core.errors import unknown
 from acclimate.results.comparison import ALL, Comparison, Row
 from acclimate.results.material import Report
 from acclimate.results.runs import Key
 from acclimate.results.statistics import Estimate
 
-SOURCE = "Dubey et al., CVPR 2021"  # whose numbers these are, for captions
+SOURCE = "Dubey et al., CVPR 2021"  # whose tables those with numbers are, for captions
 AVERAGE = "average"
 
 
@@ -138,6 +142,14 @@ def _table_points() -> Iterator[Published]:
                 yield Published("points", "da-erm", dataset, column, float(mean), None, note)
 
 
+def _table_of_field(name: str) -> Iterator[Published]:
+    for algorithm, *printed in _lines(_FIELD["tables"][name]["rows"]):
+        pairs = zip(printed[::2], printed[1::2], strict=True)
+        for dataset, (mean, se) in zip(_FIELD["columns"], pairs, strict=True):
+            error = None if se == "-" else float(se)
+            yield Published(name, algorithm, dataset, "top-1", float(mean), error)
+
+
 def _lines(text: str) -> list[list[str]]:
     return [line.split() for line in text.strip().splitlines()]
 
@@ -147,13 +159,38 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-TABLES = {"1": _table_1, "2": _table_2, "4": _table_4, "points": _table_points}
+_FIELD = read_toml(Path(__file__).with_suffix(".toml"))
+TABLES: Mapping[str, Callable[[], Iterable[Published]]] = {
+    "1": _table_1,
+    "2": _table_2,
+    "4": _table_4,
+    "points": _table_points,
+    **{name: partial(_table_of_field, name) for name in _FIELD["tables"]},
+}
 _SPELLINGS = {
     plain(spelling): name for name, others in DATASETS.items() for spelling in (name, *others)
 }
 
-# The tables that show accuracy on unseen domains: the column, how models were selected, trials.
-_UNSEEN = {"1": ("top-1", "leave-one-out", 8), "2": ("test top-1", "validation-domains", 1)}
+
+@dataclass(frozen=True)
+class _Origin:
+    """Of a table that shows accuracy on unseen domains."""
+
+    column: str
+    where: str  # it stands, and how models were selected
+    trials: int
+    source: str = SOURCE
+    variant: str = ""  # tells its rows from others of the same algorithm
+
+
+_UNSEEN = {
+    "1": _Origin("top-1", "Table 1 (leave-one-out)", 8),
+    "2": _Origin("test top-1", "Table 2 (validation-domains)", 1),
+    **{
+        name: _Origin("top-1", one["where"], one["trials"], one["source"], one["name"])
+        for name, one in _FIELD["tables"].items()
+    },
+}
 
 
 def with_published(report: Report) -> Report:
@@ -162,7 +199,7 @@ def with_published(report: Report) -> Report:
     if any(row.published for found in results.values() for one in found for row in one.rows):
         return replace(report, results=results)
     names = ", ".join(dict.fromkeys(one.dataset for found in results.values() for one in found))
-    return replace(report, notes=(*report.notes, f"The paper has no rows for {names or 'this'}."))
+    return replace(report, notes=(*report.notes, f"No published rows for {names or 'this'}."))
 
 
 def _with_rows(results: Comparison) -> Comparison:
@@ -180,14 +217,14 @@ _Printed = Mapping[Key, Published]
 
 def _unseen(numbers: Iterable[Published]) -> dict[Key, Published]:
     return {
-        Key.usual(one.algorithm): one
+        Key.usual(one.algorithm, _UNSEEN[one.table].variant): one
         for one in numbers
-        if one.table in _UNSEEN and one.column == _UNSEEN[one.table][0]
+        if one.table in _UNSEEN and one.column == _UNSEEN[one.table].column
     }
 
 
 def _of_data_set(results: Comparison, key: Key, printed: Mapping[str, _Printed]) -> Row:
-    """The paper prints no domains of a data set, only their mean."""
+    """Without the domains of a data set: the paper prints only their mean."""
     one = printed[results.dataset][key]
     cells = dict.fromkeys(results.columns)
     return Row(key, cells, _estimate(one), None, published=True, note=_note([one]))
@@ -207,12 +244,13 @@ def _over_data_sets(results: Comparison, key: Key, printed: Mapping[str, _Printe
 
 
 def _estimate(one: Published) -> Estimate:
-    return Estimate(one.mean / 100, None if one.se is None else one.se / 100, _UNSEEN[one.table][2])
+    trials = _UNSEEN[one.table].trials
+    return Estimate(one.mean / 100, None if one.se is None else one.se / 100, trials)
 
 
 def _note(published: Iterable[Published]) -> str:
     numbers = list(published)
     tables = sorted({one.table for one in numbers})
-    where = " and ".join(f"Table {table} ({_UNSEEN[table][1]})" for table in tables)
+    where, source = " and ".join(_UNSEEN[t].where for t in tables), _UNSEEN[tables[0]].source
     remarks = dict.fromkeys(one.note for one in numbers if one.note)
-    return "; ".join([f"published by {SOURCE}, {where}, not measured here", *remarks])
+    return "; ".join([f"published by {source}, {where}, not measured here", *remarks])

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from acclimate.core.files import write_text
+from acclimate.core.grid import Cell, Grid
 from acclimate.core.text import DASH
 from acclimate.data.manifest import Manifest
 from acclimate.paper.beside import Measured, Pair, beside
@@ -16,11 +17,10 @@ from acclimate.paper.recipes.table import Recipe
 from acclimate.records.outputs import check_out
 from acclimate.report.figures import illustrations, label_shares
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
-from acclimate.report.grid import Cell, Grid, accuracy
 from acclimate.report.page import environment, write_page
 from acclimate.results.comparison import observations
 from acclimate.results.load import load_report
-from acclimate.results.statistics import Estimate
+from acclimate.results.statistics import Estimate, accuracy
 from acclimate.results.sweep_folder import LabelCounts
 from acclimate.sweep.driver import Tally
 

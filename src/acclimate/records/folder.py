@@ -1,7 +1,7 @@
 """The folder of a run, or of a Φ that runs share: whose it is, what it holds, and that only one
 process works in it. The one reader and writer of its files; free of torch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +113,7 @@ def is_pruned(folder: Path) -> bool:
 class RunFolder:
     path: Path
     shared: bool = False  # the folder of a Φ that runs share
+    listen: Callable[[Record], None] | None = None  # is told what was appended
 
     @property
     def name(self) -> str:
@@ -188,6 +189,8 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         append(self.path / RECORDS, record, self.whose)
+        if self.listen is not None:
+            self.listen(record)
 
     def _read(self) -> Records:
         return read(self.path / RECORDS, self.whose)

@@ -25,6 +25,7 @@ _KINDS = {  # by what is in the file: a name can say anything
     "data sheet": rb"\{\s*\"@context\".*mlcommons\.org/croissant/1",
     ".onnx file": rb".*made_by.{1,8}acclimate",
     ".pt2 file": rb"PK\x03\x04.*made_by.{1,8}acclimate",
+    "configuration of Triton's": rb"# Made by acclimate\.",
     ".npz file": rb"PK\x03\x04.*prior\.npy.*temperature\.npy",
 }
 

@@ -144,6 +144,21 @@ Record = Started | Loss | Score | Finished
 _KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Started, Loss, Score, Finished)}
 
 
+def key_of(record: Record) -> tuple[Any, ...]:
+    """What a record is about: of two with the same key, the later one counts."""
+    return (record.kind, *(getattr(record, name) for name in record.key))
+
+
+def values_by_use(scores: Iterable[Score], metric: str) -> dict[tuple[str, str, str], list[float]]:
+    """The values over domains of each (role, split, method): means never mix two splits."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for score in scores:
+        value = score.value(metric)
+        if value is not None:
+            groups.setdefault((score.role, score.split, score.method), []).append(value)
+    return groups
+
+
 def append(path: Path, record: Record, whose: str = "") -> None:
     """Write a record of the run whose description has the digest `whose`."""
     values = {"format": FORMAT, "kind": record.kind, **dataclasses.asdict(record)}
@@ -212,9 +227,7 @@ def read(path: Path, whose: str = "") -> Records:
     lines = read_bytes(path, MOST).split(b"\n")
     torn = int(lines[-1] != b"")
     records = list(_parse(path, lines[:-1], whose))
-    latest = {
-        (record.kind, *(getattr(record, name) for name in record.key)): record for record in records
-    }
+    latest = {key_of(record): record for record in records}
     return Records(tuple(latest.values()), torn=torn, duplicates=len(records) - len(latest))
 
 

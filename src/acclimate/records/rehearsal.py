@@ -6,15 +6,21 @@ promises at an unseen domain, and the words for all of it.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from acclimate.config import from_dict
 from acclimate.core.errors import AcclimateError, RunError
+from acclimate.core.plots import axes_or_new
 from acclimate.core.text import count, percent, signed
 from acclimate.records.doubt import TARGETS, Answer, Forecast, answer_for
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from acclimate.core.grid import Grid
 
 T = TypeVar("T")
 NETWORK = "network"  # the plain head that a run has trained,
@@ -140,6 +146,27 @@ class Rehearsal:
         return max(
             (p for p in same if p.n <= n), key=lambda p: p.n, default=min(same, key=lambda p: p.n)
         )
+
+    @property
+    def grid(self) -> "Grid":
+        """A row per promise."""
+        from acclimate.records.gains import gains_grid
+
+        return gains_grid(self)
+
+    def _repr_html_(self) -> str:
+        kept = tuple(row for row in self.grid.rows if row[2].text == "as they are")
+        return replace(self.grid, rows=kept).to_html(verdict(self)[0])
+
+    def plot(self, ax: "Axes | None" = None, frequencies: Frequencies = "as they are") -> "Axes":
+        """Gains over the plain model by the number of images, on `ax` or new axes."""
+        from acclimate.records.gains import draw_gains
+
+        axes = axes_or_new(ax)
+        draw_gains(self, axes, frequencies)
+        axes.set_xlabel("unlabelled images of the new site")
+        axes.legend()
+        return axes
 
     def to_dict(self) -> dict[str, Any]:
         return {

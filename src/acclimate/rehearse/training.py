@@ -19,6 +19,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Head, Predictor
 from acclimate.records.folder import RunFolder
+from acclimate.records.records import Record
 from acclimate.rehearse.folds import Fold, extract_features, make_folds, rehearsal_data
 from acclimate.rehearse.rehearsal import rehearse_run
 from acclimate.runs import training as runs
@@ -39,6 +40,7 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     embedding: Path | None = None,
     plan: Plan | None = None,
+    listen: Callable[[Record], None] | None = None,
 ) -> runs.RunResult:
     """Train in folder `out`, and rehearse where the settings ask for it; see `runs.training.train`.
 
@@ -61,6 +63,7 @@ def train(
         say=say,
         embedding=embedding,
         after=_rehearse if adapt.rehearse else None,
+        listen=listen,
     )
     shutil.rmtree(out / FOLDER, ignore_errors=True)
     return result

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from acclimate.core.files import write_text
-from acclimate.core.text import DASH, count, duration
+from acclimate.core.text import DASH, count, duration, printable
 from acclimate.records.folder import QUARANTINE
 from acclimate.records.metrics import METRICS, TOP_1, measured
 from acclimate.records.outputs import check_out
@@ -101,6 +101,8 @@ def environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        # What turns text around or is no character at all is shown as what it is.
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     templates.filters |= {
         "contents": _contents,
@@ -108,7 +110,7 @@ def environment() -> "Environment":
         "measured": measured,
         "prose": prose,
         "rule_name": _rule_name,
-        "slug": _slug,
+        "slug": slug,
         "svg": _svg,
         "sweep_line": sweep_line,
     }
@@ -128,11 +130,11 @@ def environment() -> "Environment":
 
 def prose(text: str) -> Markup:
     """A sentence, with what it has between backticks as code; a number keeps its % in its line."""
-    safe = re.sub(r"(?<=\d) %", "\u00a0%", str(escape(text)))
+    safe = re.sub(r"(?<=\d) %", "\u00a0%", str(escape(printable(text))))
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", safe))
 
 
-def _slug(heading: str) -> str:
+def slug(heading: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in heading.lower())
 
 
@@ -191,6 +193,7 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     sizes = {role: {len(run.domains.get(role, ())) for run in runs} for role in roles}
     yield "Domains of a run", ", ".join(f"{_some(sizes[role])} {roles[role]}" for role in roles)
     yield "Seeds", ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
+    yield from _protocol(runs)
     yield "Adapted on", "; ".join(_adaptation_sizes(finished)) or "no run adapts"
     selectors = {run.finished.kept_by for run in runs if run.finished}
     yield "Weights selected by", ", ".join(sorted(selectors)) or DASH
@@ -201,6 +204,35 @@ def facts(every: Sequence[RunView]) -> Iterable[tuple[str, str]]:
     seconds = sum(run.finished.seconds for run in runs if run.finished)
     yield "Time of all runs", duration(seconds)
     yield "Runs", f"{len(finished)} finished of {len(every)}"
+
+
+HEADS = {
+    "mlp": "the same layers for all algorithms",
+    "linear": "linear, as in DomainBed, but for adaptive algorithms",
+}
+SCORED = {
+    "held-out": "all images but those set aside to adapt on, for all algorithms alike",
+    "test": "all images, as in DomainBed; those adapted on are among them",
+}
+
+
+def _protocol(runs: Sequence[RunView]) -> Iterable[tuple[str, str]]:
+    """What decides whether rows can be compared with each other, and with those of others."""
+    configs = [run.config for run in runs]
+    models, adapt = ([one.get(part, {}) for one in configs] for part in ("model", "adapt"))
+    frozen = {True: ", frozen", False: ""}
+    nets = {
+        f"{model['backbone']}{frozen[model.get('freeze') == 'backbone']}"
+        for model in models
+        if "backbone" in model
+    }
+    yield "Backbone", ", ".join(sorted(nets)) or DASH
+    names = {
+        "Heads": {HEADS.get(model.get("head", ""), "") for model in models},
+        "Unseen domains are scored on": {SCORED.get(one.get("source", ""), "") for one in adapt},
+    }
+    for term, texts in names.items():
+        yield term, "; or ".join(sorted(filter(None, texts))) or DASH
 
 
 def _adaptation_sizes(runs: Sequence[RunView]) -> Iterable[str]:

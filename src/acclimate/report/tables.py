@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from acclimate.config import flat
+from acclimate.core.grid import Cell, Grid, number, share
 from acclimate.core.text import DASH, count, signed
 from acclimate.records.metrics import METRICS, Metric, measured
 from acclimate.records.predictions import Predictions
-from acclimate.records.rehearsal import Promise, Rehearsal
+from acclimate.records.rehearsal import Promise
 from acclimate.report.figures.label_shares import shifts
-from acclimate.report.grid import Cell, Grid, accuracy, difference, number, share
 from acclimate.results.comparison import AVERAGE, Comparison, Row
 from acclimate.results.material import PromiseCheck, Report
 from acclimate.results.protocol import Job
 from acclimate.results.runs import Key, varied_settings
-from acclimate.results.statistics import Estimate, in_words
+from acclimate.results.statistics import Estimate, accuracy, difference, in_words
 from acclimate.results.sweep_folder import LabelCounts
 
 BOOTSTRAP = "95 % bootstrap over domains"
@@ -43,7 +43,11 @@ def comparison(results: Comparison) -> Grid:
             BOOTSTRAP: lambda row: _interval(row, metric),
             f"Better than {base}": _improvement,
         }
-    columns |= {GAP_CLOSED: lambda row: accuracy(row.gap_closed), "Runs": _runs}
+    columns |= {
+        GAP_CLOSED: lambda row: accuracy(row.gap_closed),
+        "Runs": _runs,
+        "Seconds a run": lambda row: number(row.seconds, ",.1f"),
+    }
     if len({row.domains for row in results.lines}) > 1:  # else the first sentence has the number
         columns["Domains"] = lambda row: number(row.domains)
     rows = tuple(tuple(cell(row) for cell in columns.values()) for row in results.lines)
@@ -175,23 +179,6 @@ def _value(value: object) -> str:
 
 def _promise(promise: Promise) -> Cell:
     return difference(Estimate(promise.gain, promise.error, promise.domains))
-
-
-def promises_grid(rehearsal: Rehearsal) -> Grid:
-    """A rehearsal's promises: by chain, number of images and how label frequencies were drawn."""
-    header = ("Adapted by", "Images", "Label frequencies", "Accuracy", "Gain over plain, points")
-    chosen = {*rehearsal.chosen.items()}
-    rows = (
-        (
-            Cell(promise.chain + ", used by auto" * ((promise.n, promise.chain) in chosen)),
-            number(promise.n),
-            Cell(promise.frequencies),
-            share(promise.accuracy),
-            _promise(promise),
-        )
-        for promise in rehearsal.promises
-    )
-    return Grid(header, tuple(rows), frozenset({"Label frequencies"}))
 
 
 def checks_grid(checks: Iterable[PromiseCheck]) -> Grid:

@@ -18,10 +18,20 @@ from statistics import fmean
 from typing import TypeVar
 
 from acclimate.config import AlgorithmName
-from acclimate.records.metrics import METRICS, TOP_1
+from acclimate.core.grid import Cell, Grid
+from acclimate.records.metrics import METRICS, TOP_1, measured
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import ERM, Key, RunView, scores_of
-from acclimate.results.statistics import Estimate, bootstrap, difference_p, holm, ratio, verdict_of
+from acclimate.results.statistics import (
+    Estimate,
+    accuracy,
+    bootstrap,
+    difference,
+    difference_p,
+    holm,
+    ratio,
+    verdict_of,
+)
 
 AVERAGE, TOP_5 = "average", "top-5"
 ALL = "all data sets"
@@ -50,6 +60,7 @@ class Observation(Expected):
     others: Mapping[str, float | None] = field(default_factory=dict, hash=False)  # by metric
     images: int = 0
     run: str = ""
+    seconds: float | None = None  # that the run took
 
 
 Trial = tuple[str, int]  # data, trial
@@ -73,6 +84,7 @@ def observations(
             others={TOP_1: score.top1, TOP_5: score.top5, **score.metrics, metric: value},
             images=score.n,
             run=run.name,
+            seconds=run.finished.seconds,
         )
         for run in runs
         if run.finished is not None
@@ -204,6 +216,7 @@ class Row:
     metrics: Mapping[str, Estimate | None] = field(default_factory=dict)  # as `average`, by name
     seen: Estimate | None = None  # on training domains
     gap_closed: Estimate | None = None  # share of the way from its baseline to the highest ceiling
+    seconds: float | None = None  # of a run on average, without a Φ that runs share
     runs: int = 0
     trials: int = 0
     domains: int = 0
@@ -256,6 +269,20 @@ class Comparison:
     def tested(self) -> bool:
         """Whether any method has a rival; a ceiling's own test would be a test of nothing."""
         return any(row.key.kind == "method" and row.gain is not None for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        base, metric = self.baseline.label, METRICS[self.metric]
+        rows = tuple(
+            (
+                Cell(row.key.label, badge=row.badge),
+                accuracy(row.average, metric=metric),
+                accuracy(row.worst, metric=metric),
+                difference(row.gain, metric),
+            )
+            for row in self.lines
+        )
+        header = ("method", "unseen domains", "worst unseen domain", f"difference to {base}")
+        return Grid(header, rows).to_html(f"{self.dataset or ALL}: {measured(self.metric)}")
 
     def row(self, key: Key) -> Row | None:
         return next((row for row in self.lines if row.key == key), None)
@@ -348,10 +375,10 @@ def _compare(
     columns = tuple(dict.fromkeys(one.domain for one in expected))
     scores: dict[Key, Scores] = {one.key: {} for one in expected} | by_method(scored)
     trained = by_method(seen)
-    runs: dict[Key, set[object]] = defaultdict(set)
+    runs: dict[Key, dict[object, float | None]] = defaultdict(dict)  # seconds of each
     known: dict[str, set[str]] = defaultdict(set)  # metric -> domains where it has any value
     for one in scored:
-        runs[one.key].add((one.dataset, one.data, one.trial, one.run))
+        runs[one.key][one.dataset, one.data, one.trial, one.run] = one.seconds
         for measure in (name for name, value in one.others.items() if value is not None):
             known[measure].add(one.domain)
     # Methods, controls, ceilings; the baseline first among its kind.
@@ -359,10 +386,12 @@ def _compare(
     rows = []
     for key in keys:
         whole, other = complete_trials(scores[key], expected), against(key, baseline, keys)
+        took = Estimate.of(runs[key].values())
         row = replace(
             _row(key, columns, scores[key], list(whole.values()), metric),
             metrics={one: _by_metric(whole.values(), one, known[one]) for one in known},
             seen=Estimate.of(map(mean_over, by_trial(trained.get(key, {})).values())),
+            seconds=None if took is None else took.mean,
             runs=len(runs[key]),
         )
         if key != other and row.trials:

@@ -20,6 +20,7 @@ from acclimate.results.comparison import (
 )
 from acclimate.results.domainbed import RESULTS, RULES_BY_NAME, read_domainbed, selected
 from acclimate.results.material import Report
+from acclimate.results.merge import Parts, merge_sweeps
 from acclimate.results.protocol import Sweep
 from acclimate.results.runs import ERM, Key, RunView, find_runs, name_variants, sweep_runs
 from acclimate.results.selection import Choice, candidates_of, choices_by_rule
@@ -38,6 +39,18 @@ def load_report(
     """
     load = _of_sweep if SweepFolder(folder).exists else _of_runs
     report = load(folder, baseline, metric)
+    return replace(report, title=title or report.title)
+
+
+def load_merged(
+    folders: Sequence[Path],
+    *,
+    title: str | None = None,
+    baseline: Key | None = None,
+    metric: str = "",
+) -> Report:
+    """One report on the runs of several sweeps, as if they were of one."""
+    report = _of_parts(merge_sweeps(folders), folders[0], baseline, metric)
     return replace(report, title=title or report.title)
 
 
@@ -82,8 +95,12 @@ def report_of_runs(
 
 
 def _of_sweep(folder: Path, baseline: Key | None, metric: str) -> Report:
-    here = SweepFolder(folder)
-    sweep = here.read()
+    sweep = SweepFolder(folder).read()
+    return _of_parts(Parts((folder,), sweep, sweep_runs(folder, sweep)), folder, baseline, metric)
+
+
+def _of_parts(parts: Parts, folder: Path, baseline: Key | None, metric: str) -> Report:
+    sweep, runs = parts.sweep, parts.runs
     metric = metric or sweep.metric
     _check_baseline(folder, baseline, (job.algorithm for job in sweep.jobs))
     baseline = baseline or Key.usual(sweep.baseline)
@@ -91,7 +108,6 @@ def _of_sweep(folder: Path, baseline: Key | None, metric: str) -> Report:
     variants = {job.variant for job in sweep.jobs if job.algorithm == baseline.algorithm}
     if len(variants) == 1:
         baseline = replace(baseline, variant=variants.pop())
-    runs = sweep_runs(folder, sweep)
     _check_metric(folder, metric, runs)
     # What cannot be read is listed as a problem, and chosen by no rule.
     records = {run.folder.name: run.records for run in runs}
@@ -107,7 +123,8 @@ def _of_sweep(folder: Path, baseline: Key | None, metric: str) -> Report:
         seen = observations(views, "train", metric)
         options = {"rule": rule, "together": table, "metric": metric}
         results[rule] = compare(scored[rule], expected, seen, baseline=baseline, **options)
-    notes = [
+    notes = [f"{line}." for line in sweep.left_out]
+    notes += [
         f"{name}: {domain} has nothing to score, and is in no average."
         for name, domain in sorted(without_rows(runs, metric))
     ]
@@ -118,7 +135,8 @@ def _of_sweep(folder: Path, baseline: Key | None, metric: str) -> Report:
     if alike:
         notes.append(f"Selection by {' or '.join(alike)} chooses the same runs.")
     order = {data.name: place for place, data in enumerate(sweep.datasets)}
-    failures, waiting = _list_unfinished(here, sweep, runs)
+    failures, waiting = _list_unfinished(parts)
+    labels = {one.name: one for here in parts.folders for one in SweepFolder(here).labels()}
     return Report(
         folder=folder,
         title=sweep.title,
@@ -130,7 +148,7 @@ def _of_sweep(folder: Path, baseline: Key | None, metric: str) -> Report:
         choices=choices,
         failures=failures,
         waiting=waiting,
-        labels=tuple(sorted(here.labels(), key=lambda one: order.get(one.name, len(order)))),
+        labels=tuple(sorted(labels.values(), key=lambda one: order.get(one.name, len(order)))),
         notes=(*notes, *_missing(expected, scored, "trial")),
     )
 
@@ -151,17 +169,18 @@ def _select(runs: Iterable[RunView], sweep: Sweep, choices: Iterable[Choice]) ->
             yield replace(run, rows=frozenset(rows))
 
 
-def _list_unfinished(
-    here: SweepFolder, sweep: Sweep, runs: Iterable[RunView]
-) -> tuple[tuple[Failure, ...], int]:
+def _list_unfinished(parts: Parts) -> tuple[tuple[Failure, ...], int]:
     """What failed and did not succeed since, and how many jobs are still to run."""
-    done = {run.folder.name for run in runs if run.finished is not None}
-    done |= {one.id for one in sweep.embeddings if here.embedding_state(one.id) == "done"}
-    ids = [one.id for jobs in (sweep.embeddings, sweep.jobs) for one in jobs]
-    failures = [failure for id in ids if id not in done and (failure := here.failure(id))]
-    stopped = done.union(failure.job for failure in failures)
-    stopped |= {run.folder.name for run in runs if run.problem is not None}
-    return tuple(failures), sum(job.id not in stopped for job in sweep.jobs)
+    sweep, places = parts.sweep, [SweepFolder(folder) for folder in parts.folders]
+    done = {run.folder.name for run in parts.runs if run.finished is not None}
+    phis = ((here, one.id) for here in places for one in sweep.embeddings)
+    done |= {id for here, id in phis if here.embedding_state(id) == "done"}
+    left = [one.id for jobs in (sweep.embeddings, sweep.jobs) for one in jobs if one.id not in done]
+    found = ((id, here.failure(id)) for id in left for here in places)
+    failures = {id: failure for id, failure in found if failure is not None}
+    stopped = done.union(failures)
+    stopped |= {run.folder.name for run in parts.runs if run.problem is not None}
+    return tuple(failures.values()), sum(job.id not in stopped for job in sweep.jobs)
 
 
 def _varies_data(sweep: Sweep) -> bool:

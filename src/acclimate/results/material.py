@@ -55,6 +55,9 @@ class Report:
         """The comparison over all data sets by the first rule, which sentences describe."""
         return self.results[self.rule][-1]
 
+    def _repr_html_(self) -> str:
+        return "".join(one._repr_html_() for one in self.results[self.rule])
+
     @property
     def metric(self) -> str:
         """What all its comparisons are of."""

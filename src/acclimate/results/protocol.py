@@ -97,6 +97,8 @@ class Sweep:
     jobs: tuple[Job, ...]
     axis: Axis | None = None
     draws: tuple[DataSet, ...] = ()  # of its data sets, for trials after the first
+    command: str = ""  # the line that made it; several where sweeps were put together
+    left_out: tuple[str, ...] = ()  # algorithms that `all` leaves out, each with the reason
 
     @property
     def metric(self) -> str:

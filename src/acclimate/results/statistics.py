@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from acclimate.core.grid import Cell
 from acclimate.core.randomness import stream
 from acclimate.core.text import DASH
 from acclimate.records.metrics import METRICS, TOP_1, Metric
@@ -138,6 +139,17 @@ def in_points(value: Estimate | None, metric: Metric = METRICS[TOP_1]) -> str:
 
 def _error(value: Estimate, metric: Metric) -> str:
     return "" if value.se is None else f" ± {metric.write(value.se)}"
+
+
+def accuracy(
+    value: Estimate | None, *, best: bool = False, metric: Metric = METRICS[TOP_1]
+) -> Cell:
+    """A cell of a table."""
+    return Cell(in_percent(value, metric), None if value is None else value.mean, best=best)
+
+
+def difference(value: Estimate | None, metric: Metric = METRICS[TOP_1]) -> Cell:
+    return Cell(in_points(value, metric), None if value is None else value.mean)
 
 
 def in_words(p: float | None) -> str:

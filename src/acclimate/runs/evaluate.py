@@ -31,6 +31,7 @@ class Evaluation:
     scores: list[Score]
     predictions: Predictions  # the rows that they are made from
     unreadable: list[str]
+    manifest: Manifest  # what was scored, whose rows the predictions name
     same_data: bool  # as the run's; otherwise training domains may be scored on images trained on
 
 
@@ -74,7 +75,7 @@ def evaluate_run(
             rows.append(predicted)
             watch("scoring", len({s.domain for s in scores}), len(manifest.domains), score.domain)
         unreadable = sorted(name for name, _ in quarantine.entries)
-        return Evaluation(scores, Predictions.joined(rows), unreadable, same_data)
+        return Evaluation(scores, Predictions.joined(rows), unreadable, manifest, same_data)
 
 
 def _features(

@@ -357,11 +357,22 @@ def _typical_side(config: RunConfig, manifest: Manifest, train: Sequence[str]) -
 
 def settled(config: RunConfig, manifest: Manifest, device: str | None) -> RunConfig:
     """`config` with what depends on the device decided, as a run there would decide it."""
-    if config.model.freeze != "auto":
+    if config.model.freeze != "auto" and not manifest.has_features:
         return config
     side = _typical_side(config, manifest, manifest.domains)
     model, _ = choose_model(config, side, device)
     return with_settings(config, {"model.freeze": model.freeze})
+
+
+def fine_tunes(config: RunConfig, manifest: Manifest, device: str | None) -> bool:
+    """Whether a pretrained backbone learns in a run of `config` there."""
+    model, _ = choose_model(config, _typical_side(config, manifest, manifest.domains), device)
+    return _has_weights(model) and model.freeze != "backbone"
+
+
+def _has_weights(model: ModelConfig) -> bool:
+    """Whether the backbone, which is no longer `auto`, starts from what it learned elsewhere."""
+    return bool(model.weights) or (model.pretrained and model.backbone not in WITHOUT_WEIGHTS)
 
 
 def choose_model(
@@ -377,7 +388,7 @@ def choose_model(
     if name == "auto":
         name = default_backbone(side)
     model = replace(config.model, backbone=name)
-    weights = model.weights or (model.pretrained and name not in WITHOUT_WEIGHTS)
+    weights = _has_weights(model)
     freeze, why = model.freeze, ""
     if side is None:
         freeze = "none"  # features already

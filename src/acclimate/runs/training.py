@@ -51,7 +51,7 @@ from acclimate.records.folder import (
     write_checksums,
 )
 from acclimate.records.predictions import Predictions
-from acclimate.records.records import Finished, Validated
+from acclimate.records.records import Finished, Record, Validated
 from acclimate.records.rehearsal import Rehearsal
 from acclimate.runs.identity import adopt_shared_embedding, check_shared_embedding, phi_digest
 from acclimate.runs.loop import Phase, Position, Validate
@@ -91,14 +91,15 @@ def train(
     say: Say = lambda line: None,
     embedding: Path | None = None,
     after: After | None = None,
+    listen: Callable[[Record], None] | None = None,
 ) -> RunResult:
     """Train in folder `out`, or go on where a killed run stopped; a finished run is left alone.
 
     `embedding` is a folder of `train_embedding`: the run then uses that Φ instead of learning the
     very same one. `after` is called with the finished predictor before it is saved and scored: see
-    `rehearse.training`.
+    `rehearse.training`. `listen` is told each record once it is written.
     """
-    folder, config = RunFolder(out), plan.config
+    folder, config = RunFolder(out, listen=listen), plan.config
     shared = None if embedding is None else RunFolder(embedding, shared=True)
     if shared is not None and not (folder.phi.exists() or folder.complete()):
         check_shared_embedding(shared, plan)

@@ -7,7 +7,7 @@ them. A further setting does not shift the others, and `da-coral` gets what `cor
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -29,12 +29,24 @@ from acclimate.config.values import parse_range
 from acclimate.core.distributed import World
 from acclimate.core.errors import ConfigError, require_known, unknown
 from acclimate.core.randomness import stream
-from acclimate.learn.algorithms import choose
+from acclimate.core.text import count
+from acclimate.data.manifest import Manifest
+from acclimate.learn.algorithms import choose, names
 from acclimate.learn.embeddings import embedding_settings
-from acclimate.runs.plan import check_batches, check_components
-from acclimate.sweep.definition import OWN
+from acclimate.runs.plan import check_batches, check_components, fine_tunes
+from acclimate.sweep.definition import (
+    FLAGS,
+    OWN,
+    base_settings,
+    held_out,
+    large_enough,
+    open_domains,
+    own_settings,
+    rule_of,
+)
 from acclimate.sweep.settings import SweepConfig
 
+ALL = "all"  # among the algorithms: every one that has a meaning
 HPARAMS = "hparams."
 # Drawn only where a preset's grid or the user asks for it, so that all draws share one Φ elsewhere.
 SHARED = "embedding."
@@ -63,6 +75,36 @@ class Contender:
         return run
 
 
+def with_all(
+    config: SweepConfig, manifests: Mapping[str, Manifest], device: str | None
+) -> tuple[SweepConfig, list[str]]:
+    """The sweep with every algorithm that has a meaning for its data and settings in the place of
+    `all`, beside those named with it, and lines that say why others are left out.
+
+    `device` is what its jobs will run on."""
+    if ALL not in config.algorithms:
+        return config, []
+    settings = {key: own for key, own in base_settings(config).items() if key != "hparams"}
+    run = from_dict(RunConfig, settings, where=FLAGS)
+    manifests, _ = large_enough(config, manifests)
+    rule, reasons = rule_of(config, manifests), dict[str, str]()
+    for name, manifest in manifests.items():
+        tuned, pool = fine_tunes(run, manifest, device), len(open_domains(config, manifest))
+        fewest = pool - max(sum(map(len, held)) for held in held_out(config, manifest, rule))
+        for algorithm in names():
+            chosen = choose(algorithm)
+            least = max(chosen.build.least_domains, 2 if chosen.adaptive else 1)
+            if chosen.build.fine_tunes and not tuned:
+                reasons[algorithm] = f"it tunes a pretrained backbone, and none learns on {name}"
+            elif fewest < least:
+                left = count(fewest, "training domain")
+                reasons[algorithm] = f"it needs {least} training domains, and {name} leaves {left}"
+    named = [one for one in config.algorithms if one != ALL]
+    every = dict.fromkeys([*(one for one in names() if one not in reasons), *named])
+    lines = [f"{one} is left out: {why}" for one, why in reasons.items() if one not in every]
+    return replace(config, algorithms=tuple(every)), lines
+
+
 def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender]:
     """All of the sweep; `labels` are variants that differ in their data alone."""
     _check_algorithms(config)
@@ -77,7 +119,7 @@ def contenders(config: SweepConfig, labels: Mapping[str, str]) -> list[Contender
     for label, changes in (variants or {"": {}}).items():
         for algorithm in config.algorithms:
             settings = layered(
-                _applicable(config.settings, algorithm),
+                _applicable(own_settings(config), algorithm),
                 config.per_algorithm.get(algorithm, {}),
                 _applicable(changes, algorithm),
             )

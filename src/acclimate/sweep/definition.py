@@ -15,7 +15,7 @@ from acclimate.core.text import count
 from acclimate.data.manifest import Manifest, left_out_sentence, without_small
 from acclimate.data.readers import data_name
 from acclimate.results.protocol import CROSS_VALIDATED, RULES, Group
-from acclimate.sweep.settings import SweepConfig
+from acclimate.sweep.settings import ON_FEATURES, SweepConfig
 
 EACH, ROLES, FOLDS = "each", "roles", "folds"
 OWN = ("algorithm", "seed", "test_domains", "val_domains")  # a sweep decides these for its runs
@@ -56,13 +56,22 @@ def open_data(config: SweepConfig) -> dict[str, Manifest]:
     return manifests
 
 
+def own_settings(config: SweepConfig) -> dict[str, Any]:
+    """What the sweep fixes for every run that has such a setting."""
+    return layered(ON_FEATURES if config.features else {}, config.settings)
+
+
+def base_settings(config: SweepConfig) -> dict[str, Any]:
+    """What holds in every run unless an algorithm or a variant has settings of its own."""
+    return layered(preset(config.preset) if config.preset else {}, own_settings(config))
+
+
 def large_enough(
     config: SweepConfig, manifests: Mapping[str, Manifest]
 ) -> tuple[dict[str, Manifest], list[str]]:
     """The data sets without the domains that runs leave out as too small, and what to say of
     those. Runs open the whole data, and leave out the same."""
-    settings = layered(preset(config.preset) if config.preset else {}, config.settings)
-    least = settings.get("data", {}).get("min_images", 0)
+    least = base_settings(config).get("data", {}).get("min_images", 0)
     named = {*config.test_domains, *config.val_domains}
     named |= {part.strip() for entry in config.test_domains for part in entry.split(",")}
     large, remarks = {}, []

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -324,7 +324,10 @@ def claim(folder: Path, sweep: Sweep, *, extend: bool = False) -> Iterator[None]
     with here.locked():
         check_folder(folder, sweep, extend=extend)
         here.clear_temporary()
-        if not here.exists or here.read() != sweep:
+        stored = here.read() if here.exists else None
+        if stored is not None and len(stored.jobs) == len(sweep.jobs):
+            sweep = replace(sweep, command=stored.command)  # not that of a repetition
+        if stored != sweep:
             here.write(sweep)
         yield
 

@@ -2,6 +2,7 @@
 options of these fields."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,10 @@ from acclimate.config import setting
 class SweepConfig:
     title: str = setting("", "heads tables and reports; empty: the data sets' names")
     data: tuple[str, ...] = setting((), "manifests, tables or domain/class/image folders")
-    algorithms: tuple[str, ...] = setting(("erm", "da-erm"), "see `acclimate list algorithms`")
+    algorithms: tuple[str, ...] = setting(
+        ("erm", "da-erm"),
+        "see `acclimate list algorithms`; all: each that has a meaning with the data and settings",
+    )
     methods: tuple[str, ...] = setting(
         (),
         "test-time methods: each algorithm is also scored by each, in a row of its own; those that "
@@ -37,6 +41,10 @@ class SweepConfig:
     seed: int = setting(0, "seed of the first trial, of the draws and of the folds", at_least=0)
     baseline: str = setting("erm", "algorithm that the others are compared with")
     preset: str = setting("", "see `acclimate list presets`")
+    features: bool = setting(
+        False,
+        "train small heads on frozen features, for a few hundred steps: runs of seconds on a CPU",
+    )
     settings: dict[str, Any] = field(
         default_factory=dict, metadata={"about": "settings of every run, as `train` takes them"}
     )
@@ -50,6 +58,16 @@ class SweepConfig:
     variants: dict[str, Any] = field(
         default_factory=dict, metadata={"about": "settings by label, each a line of its own"}
     )
+
+
+# What `features` sets, over a preset and below the user's own settings. Penalties that begin late
+# by default begin within these steps.
+ON_FEATURES: Mapping[str, Any] = {
+    "model": {"freeze": "backbone", "width": 256, "hidden": 256},
+    "embedding": {"dim": 256, "steps": 200},
+    "train": {"steps": 300, "evaluate_every": 100},
+    "hparams": {"anneal": 100},
+}
 
 
 @dataclass(frozen=True, kw_only=True)

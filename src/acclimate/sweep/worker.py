@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -144,7 +145,8 @@ def _disk_full(error: BaseException | None) -> bool:
 
 def main() -> None:
     """The process: tasks in, results out, until stdin ends or a task fails."""
-    if sys.platform == "linux":  # in case the thread that waits for the end of stdin is held up
+    # In case the thread that waits for the end of stdin is held up; Linux alone knows this.
+    with suppress(AttributeError, TypeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints goes to the log, not between the replies

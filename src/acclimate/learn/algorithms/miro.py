@@ -36,6 +36,7 @@ class MIRO(Algorithm):
     """
 
     Config = MIROConfig
+    fine_tunes = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -60,8 +60,7 @@ class Pictures:
 
     def halved(self) -> "Pictures":
         """With features in 16 bits."""
-        most = torch.finfo(torch.half).max
-        return replace(self, features=self.features.clamp(-most, most).half())
+        return replace(self, features=in_16_bits(self.features))
 
     @property
     def sound(self) -> bool:
@@ -82,6 +81,12 @@ class Pictures:
 
 
 NO_PICTURES = Pictures()
+
+
+def in_16_bits(features: Tensor) -> Tensor:
+    """Features as they are kept: finite, whatever the network says."""
+    most = torch.finfo(torch.half).max
+    return features.clamp(-most, most).half()
 
 
 def picture_hashes(stored: Tensor, known: dict[int, int]) -> tuple[Tensor, Tensor]:

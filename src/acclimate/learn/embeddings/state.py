@@ -13,7 +13,7 @@ from torch import Tensor
 
 from acclimate.core.distributed import World
 from acclimate.core.errors import DamagedFile, RunError, StateMismatch, damage_is
-from acclimate.core.files import Fields, parse_json
+from acclimate.core.files import Fields, json_digest, parse_json
 from acclimate.core.randomness import stream
 from acclimate.core.tensors import (
     all_finite,
@@ -22,6 +22,7 @@ from acclimate.core.tensors import (
     read_tensors,
     require_finite,
     save_tensors,
+    tensors_digest,
 )
 from acclimate.data.source import Source, readable, to_float
 from acclimate.learn.consistency import mean_radius
@@ -189,12 +190,22 @@ class DomainState:
                 f"{width}; adapt again with the model you use"
             )
 
-    def save(self, path: str | Path) -> None:
-        """safetensors, with JSON metadata."""
+    def digest(self) -> str:
+        """Identifies the content: equal states have equal digests."""
+        facts = [self.model, self.count, repr(self.reach), *self.payloads]
+        return json_digest([*facts, tensors_digest(self._tensors().items())])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """As in a file."""
         tensors = {name: getattr(self, name) for name in (*SUMS, "seen")}
         tensors |= {f"pictures/{name}": getattr(self.pictures, name) for name in PARTS}
         for name, payload in self.payloads.items():
             tensors |= {f"payload/{name}/{key}": value for key, value in payload.items()}
+        return tensors
+
+    def save(self, path: str | Path) -> None:
+        """safetensors, with JSON metadata."""
+        tensors = self._tensors()
         finite = all_finite(tensors.values()) and math.isfinite(self.reach)
         if not finite or self.count > MOST_IMAGES:
             raise StateMismatch(

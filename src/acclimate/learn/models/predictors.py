@@ -15,7 +15,7 @@ G, B, A and W start at zero, so that training starts at the plain predictor.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -32,6 +32,9 @@ class Output(NamedTuple):
 
     logits: Tensor
     hidden: Tensor
+
+
+Layers = Callable[[str, Tensor], Tensor]  # applies the linear layer of that name to rows
 
 
 class Head(nn.Module, ABC):
@@ -51,6 +54,10 @@ class Head(nn.Module, ABC):
     def fold(self, mu: Tensor) -> "Head":
         """The classifier of one domain, `mu` [mu_dim], whose output is forward(features, mu)'s."""
         return self
+
+    def hidden_by(self, layer: Layers, features: Tensor) -> Tensor:
+        """[b, f] -> hidden [b, h] of a folded head in which `layer` applies the linear layers."""
+        raise NotImplementedError(f"{type(self).__name__} is no folded head")
 
     def with_last(self, weight: Tensor, bias: Tensor) -> "Head":
         """This head with another last layer, of weight [C, h] and bias [C]; the rest is shared."""
@@ -87,6 +94,9 @@ class Predictor(Head):
         output: Output = self.head(self.backbone(x), mu)
         return output
 
+    def hidden_by(self, layer: Layers, features: Tensor) -> Tensor:
+        return self.head.hidden_by(_inside("head", layer), self.backbone(features))
+
     def fold(self, mu: Tensor) -> "Predictor":
         """The predictor of one domain, on this one's backbone."""
         return Predictor(self.backbone, self.head.fold(mu))
@@ -117,6 +127,9 @@ class LinearHead(Head):
         dropped = F.dropout(features, self.dropout, self.training)
         return Output(self.last(dropped), features)
 
+    def hidden_by(self, layer: Layers, features: Tensor) -> Tensor:
+        return features
+
 
 class Sizes(NamedTuple):
     """Of a head with hidden layers."""
@@ -141,6 +154,9 @@ class MlpHead(Head):
 
     def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         return self.classify(self.project(features))
+
+    def hidden_by(self, layer: Layers, features: Tensor) -> Tensor:
+        return F.relu(layer("first", layer("project", features)))
 
     def classify(self, z: Tensor) -> Output:
         """[b, width + extra] -> logits [b, classes], hidden [b, hidden] before dropout."""
@@ -238,6 +254,11 @@ class FoldedPairHead(Head):
     def forward(self, features: Tensor, mu: Tensor | None = None) -> Output:
         hidden = torch.cat([self.one(features).hidden, self.two(features).hidden], 1)
         return Output(self.last(hidden), hidden)
+
+    def hidden_by(self, layer: Layers, features: Tensor) -> Tensor:
+        parts = {"one": self.one, "two": self.two}
+        hidden = [head.hidden_by(_inside(name, layer), features) for name, head in parts.items()]
+        return torch.cat(hidden, 1)
 
 
 def linear_layer(
@@ -395,45 +416,102 @@ def takes_features(predictor: Predictor) -> bool:
     return predictor.backbone.size == 0
 
 
-def classify_by_domain(heads: Sequence[nn.Module]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Features [b, f] and the number of each row's head [b] -> logits [b, C].
+def _inside(part: str, layer: Layers) -> Layers:
+    return lambda name, x: layer(f"{part}.{name}", x)
 
-    Heads that differ in their biases alone, as μ and a label prior make them, are one head with a
-    bias gathered for each row; others take their own rows.
+
+class HeadsByDomain:
+    """Heads of many domains, for batches that mix them.
+
+    Of heads of one kind, all parameters of the first are kept, and of each other one those that
+    differ: biases where μ or a label prior made it, and at most the last layer after most methods.
+    What heads share is computed once for all rows, so that many domains cost about what one does.
     """
-    first = heads[0]
-    if isinstance(first, Predictor) and _agree([head.get_submodule("backbone") for head in heads]):
-        classify_features = classify_by_domain([head.get_submodule("head") for head in heads])
-        return lambda x, which: classify_features(first.backbone(x), which)
-    biases = {"first.bias", "last.bias"}
-    if not isinstance(first, LinearHead | MlpHead) or not _agree(heads, biases):
-        return lambda x, which: _one_by_one(heads, x, which)
-    own = {
-        name: torch.stack([head.get_parameter(name).detach() for head in heads])
-        for name, _ in first.named_parameters()
-        if name in biases
-    }
 
-    def classify(x: Tensor, which: Tensor) -> Tensor:
-        if isinstance(first, MlpHead):
-            x = F.relu(F.linear(first.project(x), first.first.weight) + own["first.bias"][which])
-        return F.linear(x, first.last.weight) + own["last.bias"][which]
+    def __init__(self) -> None:
+        self._first: dict[Hashable, Head] = {}  # of each kind
+        self._heads: dict[Hashable, tuple[Head, dict[str, Tensor]]] = {}  # the last used last
 
-    return classify
+    def __contains__(self, domain: Hashable) -> bool:
+        return domain in self._heads
+
+    def put(self, domain: Hashable, head: Head) -> None:
+        """Add a domain, or give it another head."""
+        parameters = dict(head.named_parameters())
+        shapes = [(name, value.shape) for name, value in parameters.items()]
+        backbones = [id(part) for part in head.modules() if isinstance(part, Backbone)]
+        first = self._first.setdefault((type(head), *shapes, *backbones), head)
+        shared = dict(first.named_parameters())
+        own = {
+            name: value.detach()
+            for name, value in parameters.items()
+            if value is not shared[name] and not torch.equal(value, shared[name])
+        }
+        self.drop(domain)
+        self._heads[domain] = first, own
+
+    def drop(self, domain: Hashable) -> None:
+        """Forget a domain, if it is known."""
+        self._heads.pop(domain, None)
+
+    def trim(self, most: int) -> None:
+        """Forget the domains that were used least lately, until the others take `most` bytes."""
+        sizes = {
+            domain: sum(value.nbytes for value in own.values()) + 1024  # of Python's own
+            for domain, (_, own) in self._heads.items()
+        }
+        excess = sum(sizes.values()) - most
+        for domain, size in sizes.items():
+            if excess <= 0:
+                break
+            self.drop(domain)
+            excess -= size
+
+    @torch.no_grad()
+    def logits(self, features: Tensor, domains: Sequence[Hashable]) -> Tensor:
+        """Features [b, f] and the domain of each row -> logits [b, C]."""
+        kinds: dict[Head, dict[Hashable, list[int]]] = {}
+        for row, domain in enumerate(domains):
+            kinds.setdefault(self._heads[domain][0], {}).setdefault(domain, []).append(row)
+        order, parts = [], []
+        for first, rows in kinds.items():
+            places = [place for own in rows.values() for place in own]
+            heads = [self._heads[domain][1] for domain in rows]
+            counts = [len(own) for own in rows.values()]
+            parts.append(_classify(first, heads, counts, features[places]))
+            order += places
+            for domain in rows:
+                self._heads[domain] = self._heads.pop(domain)
+        logits = torch.cat(parts)
+        rows_of_parts = torch.tensor(order).to(logits.device)
+        return torch.empty_like(logits).index_copy_(0, rows_of_parts, logits)
 
 
-def _one_by_one(heads: Sequence[nn.Module], x: Tensor, which: Tensor) -> Tensor:
-    rows = {int(number): (which == number).nonzero()[:, 0] for number in torch.unique(which)}
-    logits = torch.cat([heads[number](x[own]).logits for number, own in rows.items()])
-    return logits[torch.cat(list(rows.values())).argsort()]
+def _classify(
+    first: Head, heads: Sequence[dict[str, Tensor]], counts: Sequence[int], x: Tensor
+) -> Tensor:
+    """Logits of features [b, f], of which `counts` rows each, one after the other, are classified
+    by `first` with the parameters of one of `heads` in the place of its own."""
+
+    def layer(name: str, x: Tensor) -> Tensor:
+        weight, bias = (first.get_parameter(f"{name}.{part}") for part in ("weight", "bias"))
+        biases = [head.get(f"{name}.bias", bias) for head in heads]
+        if any(f"{name}.weight" in head for head in heads):
+            weights = [head.get(f"{name}.weight", weight) for head in heads]
+            rows = zip(torch.split(x, list(counts)), weights, biases, strict=True)
+            return torch.cat([F.linear(*own) for own in rows])
+        if all(own is bias for own in biases):
+            return F.linear(x, weight, bias)
+        repeats = torch.tensor(counts).to(x.device)
+        return F.linear(x, weight) + torch.stack(biases).repeat_interleave(repeats, 0)
+
+    last = next(name for name, part in first.named_modules() if part is first.last)
+    return layer(last, first.hidden_by(layer, x))
 
 
-def _agree(heads: Sequence[nn.Module], but: Collection[str] = ()) -> bool:
-    """Whether modules are of one kind, and equal in all parameters but those named."""
-    one = {name: t for name, t in heads[0].named_parameters() if name not in but}
-
-    def same(head: nn.Module) -> bool:
-        other = dict(head.named_parameters())
-        return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())
-
-    return all(type(head) is type(heads[0]) and same(head) for head in heads)
+def classify_by_domain(heads: Sequence[Head]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Features [b, f] and the number of each row's head [b] -> logits [b, C]."""
+    many = HeadsByDomain()
+    for number, head in enumerate(heads):
+        many.put(number, head)
+    return lambda x, which: many.logits(x, which.tolist())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from acclimate.core.text import short
 from acclimate.paper.figures.scales import is_logarithmic, log_axis
 from acclimate.records.metrics import METRICS, TOP_1, Metric, measured
 from acclimate.report.figures import canvas
@@ -74,8 +75,8 @@ def draw(
         ax.set_ylabel(measured(results.metric))
         canvas.plain(ax, "y")
         if len(comparisons) > 1:
-            canvas.headline(ax, canvas.short(results.dataset, 40))
-    panels[-1].set_xlabel(canvas.short(axis.label, 60), parse_math=False)
+            canvas.headline(ax, short(results.dataset, 40))
+    panels[-1].set_xlabel(short(axis.label, 60), parse_math=False)
     _one_legend(panels)
     canvas.legend(figure, panels[0], columns=2)
     return Drawing(figure, titles)
@@ -146,7 +147,7 @@ def _scale(ax: Axes, axis: Axis, places: Mapping[str, float]) -> None:
         turn = len(places) > 5 or any(len(name) > 9 for name in places)
         ax.set_xticks(
             list(places.values()),
-            [canvas.short(name, 16) for name in places],
+            [short(name, 16) for name in places],
             parse_math=False,
             rotation=35 if turn else 0,
             ha="right" if turn else "center",

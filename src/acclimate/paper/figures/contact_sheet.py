@@ -10,10 +10,11 @@ from PIL import Image
 
 from acclimate.core.errors import ImageError
 from acclimate.core.randomness import stream
+from acclimate.core.text import short
 from acclimate.data.images import decode
 from acclimate.data.inspection import label_counts
 from acclimate.data.manifest import Manifest
-from acclimate.report.figures.canvas import INKS, TEXT, Drawing, figure_of, short
+from acclimate.report.figures.canvas import INKS, TEXT, Drawing, figure_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -117,7 +117,15 @@ def brier(rows: Predictions) -> float:
 
 def calibration_error(rows: Predictions) -> float:
     """Σ over bins of confidence, equally wide, (share of rows) · |accuracy − mean confidence|."""
+    _, right, sure = calibration(rows)
+    return float(np.abs(right - sure).sum() / len(rows))
+
+
+def calibration(rows: Predictions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each bin of confidence the rows, how many are right, and the sum of their confidences:
+    [BINS], [BINS], [BINS]"""
     sure = rows.p_predicted.astype(np.float64)
     bins = np.digitize(sure, np.linspace(0, 1, BINS + 1)[1:-1], right=True)
-    beyond = np.bincount(bins, weights=(rows.rank == 1) - sure, minlength=BINS)
-    return float(np.abs(beyond).sum() / len(rows))
+    weights = np.ones(len(rows)), rows.rank == 1, sure
+    first, second, third = (np.bincount(bins, weights=w, minlength=BINS) for w in weights)
+    return first, second, third

@@ -53,8 +53,10 @@ def draw(promised: Iterable[Answer], came: Iterable[Answer]) -> Drawing:
     """A line of answers each, over the share of images answered."""
     figure = canvas.figure_of(2.8)
     ax, titles = figure.subplots(), dict[str, str]()
-    looks = {"promised": ("blue", "o", promised), "true": ("orange", "D", came)}
+    looks = {"promised": ("blue", "o", list(promised)), "true": ("orange", "D", list(came))}
     for name, (ink, marker, answers) in looks.items():
+        if not answers:
+            continue
         look: dict[str, Any] = {"color": INKS[ink], "markersize": 4}
         points = [(100 * one.share, 100 * one.right, one.threshold) for one in answers]
         ax.plot([p[0] for p in points], [p[1] for p in points], linewidth=1.1, **look)

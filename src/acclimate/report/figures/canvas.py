@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from acclimate.config import AlgorithmName
+from acclimate.core import plots
 from acclimate.core.files import write_atomically
+from acclimate.core.text import short
 from acclimate.records.outputs import check_out
 from acclimate.results.material import Report
 
@@ -24,19 +26,7 @@ if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing shoul
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# From the Okabe-Ito palette, which colour-blind readers can tell apart; near black and grey.
-INKS = {
-    "ink": "#1b1b1e",
-    "faint": "#8a8a8f",
-    "orange": "#d55e00",
-    "blue": "#0072b2",
-    "green": "#009e73",
-    "purple": "#cc79a7",
-    "yellow": "#b58900",
-    "sky": "#56b4e9",
-}
-CYCLE = ("orange", "blue", "green", "purple", "yellow", "sky")
-MARKERS = ("o", "D", "s", "^", "v", "P", "X", "*")
+INKS, CYCLE, MARKERS = plots.INKS, plots.CYCLE, plots.MARKERS
 WIDTH = 4.8  # inches, for all figures: a page scales them alike, and a telephone shows them whole
 TEXT = 9.0
 MOST_DOMAINS = 60
@@ -131,10 +121,6 @@ def legend(figure: Figure, ax: Axes, *, columns: int = 4) -> None:
     )
     for text in drawn.get_texts():
         text.set_parse_math(False)
-
-
-def short(name: str, most: int) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def svg(drawing: Drawing, prefix: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from acclimate.core.errors import AcclimateError
 from acclimate.core.files import parse_json, parse_metadata
 from acclimate.core.randomness import derive
-from acclimate.core.text import count
+from acclimate.core.text import count, short
 from acclimate.records.folder import DOMAINS, RunFolder
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import CYCLE, INKS, TEXT, Drawing, Illustration, of_data
@@ -119,7 +119,7 @@ def draw(domains: DomainMap, seed: int = 0, *, groups: Mapping[str, str] | None 
             shade = INKS["faint"] if inks else colour
             ax.plot([], [], marker, color=shade, alpha=alpha, label=f"{label} ({len(members)})")
     for group, ink in inks.items():
-        ax.plot([], [], "o", color=ink, label=canvas.short(group, _LONGEST))
+        ax.plot([], [], "o", color=ink, label=short(group, _LONGEST))
     ax.set(xticks=[], yticks=[])
     ax.margins(0.08)
     ax.set_aspect("equal", adjustable="datalim")  # else a map would stretch one direction
@@ -157,7 +157,7 @@ def _name_marks(ax: Axes, places: np.ndarray, domains: DomainMap, wanted: Sequen
     for i in wanted:
         for dx, align in ((5, "left"), (-5, "right")):
             text = ax.annotate(
-                canvas.short(domains.names[i], _LONGEST), tuple(places[i]), xytext=(dx, 0),
+                short(domains.names[i], _LONGEST), tuple(places[i]), xytext=(dx, 0),
                 textcoords="offset points", ha=align, va="center", fontsize=TEXT,
                 color=INKS["ink"], parse_math=False,
             )  # fmt: skip

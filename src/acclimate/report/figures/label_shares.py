@@ -3,14 +3,14 @@ PNG files that `inspect` and `build` write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acclimate.core.text import count
+from acclimate.core.text import count, short
 from acclimate.report.figures import canvas
 from acclimate.report.figures.canvas import INKS, MOST_DOMAINS, TEXT, Drawing, Illustration, of_data
 from acclimate.results.material import Report
@@ -34,7 +34,12 @@ HEADING = "Label distributions"
 
 
 def illustrate(report: Report) -> Iterable[Illustration]:
-    datasets = [one for one in report.labels if one.name in (report.datasets or [one.name])]
+    return illustrate_labels(
+        [one for one in report.labels if one.name in (report.datasets or [one.name])]
+    )
+
+
+def illustrate_labels(datasets: Sequence[LabelCounts]) -> Iterable[Illustration]:
     for labels in datasets:
         drawing = draw(labels)
         if drawing is None:
@@ -104,7 +109,7 @@ def draw(labels: LabelCounts, over: str = "") -> Drawing | None:
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     named = len(order) <= _NAMED
-    names = [canvas.short(labels.classes[c], 12) for c in order] if named else []
+    names = [short(labels.classes[c], 12) for c in order] if named else []
     figure = canvas.figure_of(1.2 * rows + (0.075 * max(map(len, names), default=0)) + 0.8)
     axes: list[Axes] = list(
         figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
@@ -123,8 +128,8 @@ def draw(labels: LabelCounts, over: str = "") -> Drawing | None:
         ax.set_xlim(edges[0], edges[-1])
         canvas.plain(ax, "y")
         note = "" if shift.distance is None else f", shift {shift.distance:.2f}"
-        largest = canvas.short(shift.largest, 10)
-        name = canvas.short(shift.domain, min(16, 20 - len(largest)))  # a panel has room for both
+        largest = short(shift.largest, 10)
+        name = short(shift.domain, min(16, 20 - len(largest)))  # a panel has room for both
         canvas.headline(ax, f"{name} ({largest}){note}")
     if groups_of(len(order)) > 1:
         axes[0].set_yscale("function", functions=(_root, np.square))
@@ -182,7 +187,7 @@ def draw_counts(labels: LabelCounts) -> Drawing:
     norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
     image = ax.imshow(cells, cmap="viridis", aspect="auto", interpolation="nearest", norm=norm)
     canvas.name_rows(ax, names)
-    classes = [canvas.short(labels.classes[column], 20) for column in columns]
+    classes = [short(labels.classes[column], 20) for column in columns]
     ax.set_xticks(range(len(columns)), classes, rotation=90, parse_math=False)
     canvas.plain(ax, "")
     ax.spines[:].set_visible(False)

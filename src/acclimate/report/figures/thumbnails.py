@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from acclimate.core.text import short
 from acclimate.data.images import decode
-from acclimate.report.figures.canvas import INKS, TEXT, WIDTH, Drawing, figure_of, short
+from acclimate.report.figures.canvas import INKS, TEXT, WIDTH, Drawing, figure_of
 
 COLUMNS, SIDE = 5, 160  # pixels of an image
 

@@ -67,6 +67,7 @@ class _Worker:
             env=environment,
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C is the driver's to answer
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # on Windows
         )
         threading.Thread(target=self._listen, args=(replies,), daemon=True).start()
 

@@ -1,16 +1,17 @@
-"""The one model of a table: a `Grid` of `Cell`s, as text, Markdown and LaTeX (booktabs).
+"""The one model of a table: a `Grid` of `Cell`s, as text, Markdown, LaTeX (booktabs) and HTML.
 
-`tables` fills grids from results; templates/macros.html draws the same grids as HTML.
+Records, manifests and results fill grids of their own, and `report.tables` those of a report. The
+pages' templates/macros.html draws the same grids as tables that can be sorted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 
-from acclimate.core.text import DASH, markdown, percent
-from acclimate.records.metrics import METRICS, TOP_1, Metric
-from acclimate.results.statistics import Estimate, in_percent, in_points
+from acclimate.core.text import DASH, markdown, percent, printable, short
 
 _MOST_BLOCKS = 5  # of columns below each other in a terminal
+_MOST_ROWS, _MOST_LETTERS = 60, 200  # of a table in a notebook
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,6 @@ class Cell:
     @property
     def marked(self) -> str:
         return f"{self.text} [{self.badge}]" if self.badge else self.text
-
-
-def accuracy(
-    value: Estimate | None, *, best: bool = False, metric: Metric = METRICS[TOP_1]
-) -> Cell:
-    return Cell(in_percent(value, metric), None if value is None else value.mean, best=best)
-
-
-def difference(value: Estimate | None, metric: Metric = METRICS[TOP_1]) -> Cell:
-    return Cell(in_points(value, metric), None if value is None else value.mean)
 
 
 def share(value: float | None) -> Cell:
@@ -102,6 +93,19 @@ class Grid:
             lines.append([f"**{t}**" if best else t for t, best in zip(texts, bold, strict=True)])
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
+    def to_html(self, caption: str = "") -> str:
+        """For a notebook: a table as far as a screen shows it, and nothing in it that acts."""
+        sides = ["left" if name in self.words else "right" for name in self.header]
+        sides[0] = "left"  # said of each cell, as notebooks align all of them to the right
+        lines = [_row("th", 'scope="col"', sides, [_html(name) for name in self.header])]
+        for row in self.rows[:_MOST_ROWS]:
+            cells = [f"<b>{_html(c.text)}</b>" if c.best else _html(c.marked) for c in row]
+            lines.append(_row("td", "", sides, cells))
+        if (more := len(self.rows) - _MOST_ROWS) > 0:
+            lines.append(_row("td", "", sides, [f"and {more} more"]))
+        said = f'<caption style="text-align: left">{_html(caption)}</caption>'
+        return f"<table>{said}{''.join(lines)}</table>"
+
     def to_latex(self, caption: str, label: str, published: str = "") -> str:
         """A table, with a rule between kinds of rows; `published` is the footnote."""
         footnote = f" {_DAGGER}{escaped(published)}" if published else ""
@@ -142,6 +146,18 @@ _ESCAPES = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
 }
 _DAGGER = r"$^\dagger$"
+
+
+def _row(tag: str, scope: str, sides: Sequence[str], cells: Sequence[str]) -> str:
+    parts = (
+        f'<{tag} {scope} style="text-align: {side}">{cell}</{tag}>'
+        for side, cell in zip(sides, cells, strict=False)
+    )
+    return f"<tr>{''.join(parts)}</tr>"
+
+
+def _html(text: str) -> str:
+    return escape(printable(short(text, _MOST_LETTERS)))
 
 
 def escaped(text: str) -> str:

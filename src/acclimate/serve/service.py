@@ -1,0 +1,423 @@
+"""What a server does, without the server: sites, their images, predictions for all of them."""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from acclimate import __version__
+from acclimate.adapt.choice import sure_answer
+from acclimate.adapt.classifier import Adapted
+from acclimate.adapt.suggest import choose_rows
+from acclimate.core.distributed import pick_device
+from acclimate.core.errors import AcclimateError, ConfigError, OverLimit, StoreError, unknown
+from acclimate.core.exports import load
+from acclimate.core.text import count
+from acclimate.learn.model import Trained
+from acclimate.serve.batcher import Batcher, Reservation
+from acclimate.serve.calls import (
+    Decoder,
+    Look,
+    check_key,
+    check_name,
+    digest_of,
+    number_of,
+    picture_id,
+)
+from acclimate.serve.limits import Limits
+from acclimate.serve.models import Point, ServedModel
+from acclimate.serve.store import Outcome, Store
+from acclimate.serve.tables import Row
+from acclimate.serve.views import Added, Prediction, SiteView, facts_of
+
+LOCKS = 16  # sites whose classifiers are made at the same time
+WATCH = "acclimate.watch:site_drift"
+
+
+@dataclass(frozen=True)
+class Current:
+    """A site's classifier, and what is known of it."""
+
+    row: Row
+    model: ServedModel
+    adapted: Adapted
+    facts: Mapping[str, Any]
+
+
+class Service:
+    """Sites over one store, and a batcher for all of them. Any number of threads may call it.
+
+    Several services, in one process or on several machines, are one if they have the same database
+    and the same models: every answer is by the site's images as the database has them.
+
+    Errors: `UnknownSite` and `UnknownName`; `OverLimit`; `QueueFull`, to be tried again;
+    `KeyReused`; `StoreError`, if the database is the problem; `ConfigError` for whatever else is
+    wrong in a call.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Trained],
+        store: Store,
+        *,
+        keep: int = 500,
+        allow_backbone: bool = False,
+        limits: Limits | None = None,
+        batch: int = 64,
+        wait: float = 0.005,
+        room: int = 2048,
+        told: Callable[[int, float], None] = lambda images, seconds: None,
+    ) -> None:
+        """The first of `models` is that of sites that do not ask for another.
+
+        `keep` features of each new site are stored. With `allow_backbone` a site may be adapted by
+        a method that changes the backbone; its pixels are stored, too, and its images have a pass
+        of their own. `batch` images have one pass, or fewer after `wait` seconds; `room` images may
+        be waiting. `told` hears of every batch: its images, and how many seconds it took.
+        """
+        if not models:
+            raise ConfigError("there is no model to serve; give at least one")
+        if keep < 1:
+            raise ConfigError(f"keep is {keep}; a site keeps one image or more")
+        self.models = {name: ServedModel(name, trained) for name, trained in models.items()}
+        self.default = next(iter(self.models))
+        self.store, self.keep, self.allow_backbone = store, keep, allow_backbone
+        self.limits = Limits() if limits is None else limits
+        self.batcher = Batcher(most=batch, wait=wait, room=room, told=told)
+        self._decoder = Decoder(self.limits.image_mib)
+        self._making = [threading.Lock() for _ in range(LOCKS)]
+        self._current: OrderedDict[str, Current] = OrderedDict()
+        self._looking = threading.Lock()  # at what is current
+
+    @classmethod
+    def open(
+        cls, runs: Mapping[str, Path], database: str, *, device: str = "auto", **settings: Any
+    ) -> "Service":
+        """Serve finished runs by these names; `settings` as above."""
+        chosen = pick_device(device)
+        models = {name: Trained.load(run, chosen) for name, run in runs.items()}
+        store = Store(database)
+        try:
+            return cls(models, store, **settings)
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        """Answer what is waiting, and stop."""
+        self.batcher.close()
+        self._decoder.close()
+        self.store.close()
+
+    # Sites
+
+    def create_site(
+        self, name: str, model: str | None = None, method: str | None = None
+    ) -> SiteView:
+        """The site of this name, which may be there already. `method` is as of `adapt`."""
+        check_name(name)
+        served, chain = self._model(model or self.default), method or "auto"
+        if served.changes_backbone(chain) and not self.allow_backbone:
+            raise ConfigError(
+                f"method '{chain}' changes the backbone, so that each image of the site would have "
+                f"a pass of its own and its pixels be stored; start with --allow-backbone"
+            )
+        values = {"model": served.name, "method": chain, "extractor": served.extractor}
+        row = self.store.create(name, self.limits.sites, **values, keep=self.keep)
+        if model not in (None, row.model, row.next_model) or method not in (None, row.method):
+            raise ConfigError(
+                f"site '{name}' uses model '{row.model}' and method '{row.method}'; move it to "
+                f"another model, or delete it first"
+            )
+        return self._view(row)
+
+    def site(self, name: str) -> SiteView:
+        return self._view(self.store.find(name))
+
+    def sites(self) -> list[SiteView]:
+        """All sites by name, without their history."""
+        return [self._view(row, history=False) for row in self.store.all()]
+
+    def overview(self) -> dict[str, SiteView]:
+        """All sites by their names."""
+        return {view.name: view for view in self.sites()}
+
+    def delete(self, name: str) -> None:
+        """Nothing of the site is left, in memory or in the database's tables."""
+        self.store.delete(name)
+        with self._looking:
+            self._current.pop(name, None)
+
+    def rollback(self, name: str, revision: int | None = None) -> SiteView:
+        """Forget images and labels that came after `revision`; None: those that came last."""
+        self.store.roll_back(name, revision)
+        return self.site(name)
+
+    def move(self, name: str, model: str) -> SiteView:
+        """Let the site use another model: at once by its stored features if both have the same
+        backbone, else when enough new images have come. Until then it stays with the old model."""
+        served, row = self._model(model), self.store.find(name)
+        served.changes_backbone(row.method)
+        at_once = row.model not in self.models or not self.store.kept(name).images
+        self.store.move(name, served.name, served.extractor, at_once=at_once)
+        return self.site(name)
+
+    # Images and labels
+
+    def add_images(
+        self,
+        name: str,
+        images: Sequence[bytes],
+        *,
+        labels: Sequence[str | None] | None = None,
+        key: str | None = None,
+    ) -> Added:
+        """Add images to a site. One that the site has already changes nothing, and neither does a
+        call whose `key` was used before. An image that cannot be read is left out, and named."""
+        check_key(key)
+        self._check_count(images)
+        given = [None] * len(images) if labels is None else list(labels)
+        if len(given) != len(images):
+            raise ConfigError(f"there are {len(images)} images and {len(given)} labels")
+        digest = digest_of(*images, *(repr(label) for label in given))
+        if key is not None and (before := self.store.answer(name, key, digest)):
+            return self._added(name, before)
+        with self.batcher.reserve(len(images)) as room:
+            outcome = self._add(name, images, given, key, digest, room)
+        return self._added(name, outcome)
+
+    def _add(
+        self,
+        name: str,
+        images: Sequence[bytes],
+        labels: Sequence[str | None],
+        key: str | None,
+        digest: str,
+        room: Reservation,
+    ) -> Outcome:
+        """The store says which pictures it needs features of; those that it has cost no pass."""
+        looks: dict[str, Look] = {}
+        while True:
+            row = self.store.find(name)
+            models = self._models_of(row)
+            models[0].check_classes(labels)
+            for model in models:
+                if model.extractor not in looks:
+                    decoded = self._decoder(model, images)
+                    pixels = model.changes_backbone(row.method)
+                    looks[model.extractor] = Look(model, decoded, labels, pixels)
+            arrivals = {model.extractor: looks[model.extractor].arrivals() for model in models}
+            about = looks[models[0].extractor].about
+            outcome = self.store.add(
+                name, arrivals, most=self.limits.pictures, key=key, digest=digest, about=about
+            )
+            if not outcome.wanted:
+                return outcome
+            for extractor, hashes in outcome.wanted.items():
+                if extractor in looks:
+                    looks[extractor].extract(hashes, room)
+
+    def add_labels(
+        self, name: str, labels: Mapping[str, str | None], *, key: str | None = None
+    ) -> Added:
+        """Label pictures by their ids; None takes a label back."""
+        check_key(key)
+        self._models_of(self.store.find(name))[0].check_classes(labels.values())
+        numbers = {number_of(picture): label for picture, label in labels.items()}
+        digest = digest_of(*(f"{picture}={label!r}" for picture, label in labels.items()))
+        about = {"pictures": list(labels)}
+        outcome = self.store.label(name, numbers, key=key, digest=digest, about=about)
+        return self._added(name, outcome)
+
+    def suggest(self, name: str, count: int = 20) -> list[dict[str, Any]]:
+        """So many pictures to label, as different from each other as those without a label are."""
+        if count < 1:
+            raise ConfigError(f"count is {count}; ask for one image or more")
+        current, kept = self._classifier(name), self.store.kept(name)
+        rows = [i for i, number in enumerate(kept.hashes.tolist()) if number not in kept.labels]
+        if not rows:
+            return []
+        predictor = current.adapted.predictor
+        with torch.no_grad():
+            output = predictor.head(kept.features[rows].float().to(predictor.device))
+        chosen = choose_rows(output, current.adapted.classes, count)
+        ids = [picture_id(int(kept.hashes[rows[place]])) for place, _, _ in chosen]
+        return [
+            {"picture": one, "guess": guess, "confidence": confidence}
+            for one, (_, guess, confidence) in zip(ids, chosen, strict=True)
+        ]
+
+    # Predictions
+
+    def predict(
+        self,
+        name: str,
+        images: Sequence[bytes],
+        *,
+        at_least: float | None = None,
+        unsure_below: float = 0.0,
+        plain: bool = False,
+    ) -> list[Prediction]:
+        """The class of each image at a site, in order; `plain`: by the model before any adaptation.
+        With `at_least` or `unsure_below`, as of `Adapted.predict`, an image that is not sure has no
+        label."""
+        self._check_count(images)
+        current = self._classifier(name)
+        adapted = current.model.unadapted if plain else current.adapted
+        predictor = adapted.predictor
+        if at_least is not None:
+            answer = sure_answer(adapted.trained, adapted.state, at_least)
+            unsure_below = max(answer.threshold, unsure_below)
+        rows, reasons = dict[int, np.ndarray](), dict[int, str]()
+        with self.batcher.reserve(len(images)) as room:
+            waiting = []
+            # The next images are decoded while the first are on their way.
+            for start in range(0, len(images), self.batcher.most):
+                some = images[start : start + self.batcher.most]
+                decoded = self._decoder(current.model, some)
+                reasons |= {start + place: why for place, why in decoded.reasons.items()}
+                if decoded.places:
+                    places = [start + place for place in decoded.places]
+                    job = room.submit(predictor.backbone, decoded.stored, predictor.head)
+                    waiting.append((places, job))
+            for places, job in waiting:
+                logits = job.result().logits
+                assert logits is not None
+                rows |= zip(places, torch.softmax(logits, 1).numpy(), strict=True)
+        return [
+            Prediction.of(rows[place], adapted.classes, unsure_below, place)
+            if place in rows
+            else Prediction(place, problem=reasons[place])
+            for place in range(len(images))
+        ]
+
+    # What else is known of sites
+
+    def drift(self, name: str) -> Any:
+        """Whether the site is still as it was adapted to."""
+        try:
+            watch = load(WATCH)
+        except (ImportError, AttributeError):
+            raise ConfigError("watching sites is not part of this version") from None
+        return watch(self, name)
+
+    def export(self, name: str) -> bytes:
+        """The site's classifier as an ONNX file."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "site.onnx"
+            self._classifier(name).adapted.export(path)
+            return path.read_bytes()
+
+    def training_map(self) -> dict[str, dict[str, Mapping[str, Point]]]:
+        """Where training domains and sites lie, in two dimensions: of each model that has an
+        embedding, the points of its `training` domains and of `sites`, by name."""
+        views = [view for view in self.sites() if view.point is not None]
+        return {
+            name: {
+                "training": model.plane.training,
+                "sites": {
+                    view.name: (view.point[0], view.point[1])
+                    for view in views
+                    if view.model == name and view.point is not None
+                },
+            }
+            for name, model in self.models.items()
+            if model.plane is not None
+        }
+
+    def _model(self, name: str) -> ServedModel:
+        if name not in self.models:
+            raise unknown(f"there is no model '{name}' here", name, self.models)
+        return self.models[name]
+
+    def _models_of(self, row: Row) -> list[ServedModel]:
+        """The model in use, and the one that the site moves to."""
+        names = [row.model, *([row.next_model] if row.next_model in self.models else [])]
+        models = [self._model(name) for name in names]
+        if models[0].extractor != row.extractor:
+            raise StoreError(
+                f"site '{row.name}' was made with another model of the name '{row.model}'; serve "
+                f"that one, or move the site"
+            )
+        return models
+
+    def _classifier(self, name: str) -> Current:
+        """The site's classifier as of now: made again if the site has changed since."""
+        row = self.store.find(name)
+        if (current := self._current_of(row)) is not None:
+            return current
+        with self._making[hash(name) % LOCKS]:
+            if (current := self._current_of(row)) is not None:
+                return current
+            kept = self.store.kept(name)
+            model = self._models_of(kept.row)[0]
+            adapted = model.adapt(kept)
+            facts = json.loads(json.dumps(facts_of(adapted, kept, model.point(adapted))))
+            current = Current(kept.row, model, adapted, facts)
+            with self._looking:
+                self._current[name] = current
+                while len(self._current) > self.limits.classifiers:
+                    self._current.popitem(last=False)
+            return current
+
+    def _current_of(self, row: Row) -> Current | None:
+        """What is current, if it is of this very row."""
+        with self._looking:
+            current = self._current.get(row.name)
+            if current is None or _version(current.row) != _version(row):
+                return None
+            self._current.move_to_end(row.name)
+            return current
+
+    def _facts(self, row: Row) -> Mapping[str, Any]:
+        """What is known of a site's classifier; it is written down, and made once by whichever
+        service is asked first."""
+        model = self._models_of(row)[0]
+        stamp = f"{row.revision} {model.trained.digest()} {__version__}"
+        if row.facts is not None:
+            stored: dict[str, Any] = json.loads(row.facts)
+            if stored.pop("of") == stamp:
+                return stored
+        current = self._classifier(row.name)
+        if _version(current.row) == _version(row):
+            self.store.note_facts(row, json.dumps({"of": stamp, **current.facts}))
+        return current.facts
+
+    def _view(self, row: Row, *, history: bool = True) -> SiteView:
+        try:
+            facts = self._facts(row)
+        except AcclimateError as error:  # its model is not served
+            facts = {"images": 0, "kept": 0, "labelled": 0, "method": "none", "notes": [str(error)]}
+        entries = self.store.history(row) if history else ()
+        return SiteView(row.name, row.model, row.next_model, row.revision, history=entries, **facts)
+
+    def _added(self, name: str, outcome: Outcome) -> Added:
+        about = outcome.about
+        return Added(
+            site=self.site(name),
+            pictures=about["pictures"],
+            added=outcome.added,
+            repeated=outcome.repeated + about.get("twice", 0),
+            labelled=outcome.labelled,
+            unreadable=about.get("unreadable", ()),
+            not_kept=[picture_id(number) for number in outcome.not_kept],
+            again=outcome.again,
+        )
+
+    def _check_count(self, images: Sequence[bytes]) -> None:
+        if not images:
+            raise ConfigError("there is no image in this call; send at least one")
+        if len(images) > self.limits.images:
+            most = count(self.limits.images, "image")
+            raise OverLimit(f"a call of {len(images)} images; send at most {most} at once")
+
+
+def _version(row: Row) -> tuple[int, int]:
+    return row.id, row.revision
