@@ -12,7 +12,6 @@ from acclimate.core.errors import (
     ConfigError,
     KeyReused,
     OverLimit,
-    StateMismatch,
     StoreError,
     UnknownName,
     UnknownSite,
@@ -350,10 +349,3 @@ def test_export(open_service: Open) -> None:
     service.add_images("north", uploads(rows))
     session = onnxruntime.InferenceSession(service.export("north"))
     assert session.get_inputs()
-
-
-def test_drift_says_what_is_missing(open_service: Open) -> None:
-    service = open_service("concat")
-    service.create_site("north")
-    with refused((ConfigError, StateMismatch)):
-        service.drift("north")

@@ -29,7 +29,7 @@ class Made(NamedTuple):
     """What the batcher gives for a job: [n, …] on the CPU."""
 
     logits: Tensor | None  # where the job has a head
-    features: Tensor | None  # where it has none
+    features: Tensor | None  # where it has none, or wants both
     phi: Tensor | None  # where it asks for Φ of images
 
 
@@ -41,6 +41,7 @@ class Job:
     stored: Tensor
     head: Head | None = None
     phi: Embedding | None = None  # of images
+    features: bool = False  # whether they are wanted beside logits
     turn: float = 0.0  # the smallest is next
     result: "Future[Made]" = field(default_factory=Future)
 
@@ -158,17 +159,16 @@ class Batcher:
         images = to_float(torch.cat([job.stored for job in batch]), backbone.mean.device)
         features = torch.split(backbone(images), sizes)
         asking = [place for place, job in enumerate(batch) if job.head is not None]
-        results: list[Made | Exception] = []
-        for job, own, seen in zip(batch, features, torch.split(images, sizes), strict=True):
-            phi = None if job.phi is None else job.phi.phi(seen).float().cpu()
-            results.append(Made(None, own.float().cpu() if job.head is None else None, phi))
-        if asking:
-            logits = self._classify(
-                [job.head for job in batch if job.head is not None],
-                [features[place] for place in asking],
-            )
-            for place, rows in zip(asking, logits, strict=True):
-                results[place] = _finite(rows)
+        heads = [job.head for job in batch if job.head is not None]
+        logits = self._classify(heads, [features[place] for place in asking]) if heads else ()
+        by_place = dict(zip(asking, logits, strict=True))
+        parts = zip(batch, features, torch.split(images, sizes), strict=True)
+        results = list[Made | Exception]()
+        for place, (job, own, seen) in enumerate(parts):
+            try:
+                results.append(_made(job, by_place.get(place), own, seen))
+            except NotFinite as error:
+                results.append(error)
         return results
 
     def _classify(self, heads: Sequence[Head], features: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -193,6 +193,18 @@ class Batcher:
         return self._stacks[heads]
 
 
+def _made(job: Job, logits: Tensor | None, features: Tensor, images: Tensor) -> Made:
+    """What a job asked for, on the CPU."""
+    if logits is not None:
+        require_finite(logits, "a prediction")
+    wanted = job.head is None or job.features
+    return Made(
+        logits,
+        features.float().cpu() if wanted else None,
+        None if job.phi is None else job.phi.phi(images).float().cpu(),
+    )
+
+
 @dataclass(eq=False)
 class Reservation:
     """Room for the images of one call, which come in parts."""
@@ -212,11 +224,14 @@ class Reservation:
         stored: Tensor,
         head: Head | None = None,
         phi: Embedding | None = None,
+        *,
+        features: bool = False,
     ) -> "Future[Made]":
-        """Logits of `head` for a part of at most a batch, or without one its features."""
+        """Logits of `head` for a part of at most a batch, with its features if asked for; without
+        one its features."""
         turn, before = monotonic() + PACE * self.sent, self.left
         self.sent += len(stored)
-        job = Job(backbone, stored, head, phi, turn)
+        job = Job(backbone, stored, head, phi, features, turn)
         self.batcher.add(job, before - self.left)
         return job.result
 
@@ -226,14 +241,6 @@ class Reservation:
         jobs = [self.submit(backbone, part, None, phi) for part in parts]
         made = [job.result() for job in jobs]
         return Made(*(_joined(parts) for parts in zip(*made, strict=True)))
-
-
-def _finite(logits: Tensor) -> Made | Exception:
-    try:
-        require_finite(logits, "a prediction")
-    except NotFinite as error:
-        return error
-    return Made(logits, None, None)
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

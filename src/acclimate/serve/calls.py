@@ -71,6 +71,7 @@ class Decoded:
     stored: Tensor  # [m, 3, h, w] uint8
     places: Sequence[int]  # [m] in the call
     reasons: dict[int, str]  # by place
+    unreadable: Sequence[int] = ()  # numbers of the files that are no images, by their content
 
     def __len__(self) -> int:
         """Images of the call."""
@@ -105,7 +106,11 @@ class Decoder:
                 pixels[place] = one
         empty = np.zeros((0, 3, size, size), np.uint8)
         stored = np.stack([*pixels.values()]) if pixels else empty
-        return Decoded(torch.from_numpy(stored), [*pixels], reasons)
+        unreadable = [
+            int.from_bytes(hashlib.blake2b(images[place], digest_size=8).digest(), signed=True)
+            for place in reasons
+        ]
+        return Decoded(torch.from_numpy(stored), [*pixels], reasons, unreadable)
 
     def close(self) -> None:
         self._threads.shutdown()

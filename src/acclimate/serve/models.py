@@ -12,15 +12,18 @@ from acclimate.adapt.choice import MethodChoice, choose_method
 from acclimate.adapt.classifier import Adapted, adapt, unadapted
 from acclimate.adapt.methods import find_chain
 from acclimate.adapt.seen import require_able, stored_state
-from acclimate.core.errors import ConfigError, unknown
+from acclimate.core.errors import ConfigError, StateMismatch, unknown
 from acclimate.core.files import json_digest
 from acclimate.core.tensors import tensors_digest
+from acclimate.core.text import count
 from acclimate.learn.embeddings import DomainState, DomainTable, Embedding
 from acclimate.learn.embeddings.pictures import NO_NUMBERS, NO_PICTURES
 from acclimate.learn.model import Trained
 from acclimate.learn.models import Backbone, takes_features
 from acclimate.learn.models.backbones import engine_at
 from acclimate.serve.store import Kept
+from acclimate.watch import Baseline
+from acclimate.watch.baseline import LEAST, uniform_sample
 
 Point = tuple[float, float]
 
@@ -88,6 +91,33 @@ class ServedModel:
         """
         if not len(kept.hashes):
             return self.unadapted
+        site = self._adapt(kept)
+        assert site.state is not None
+        _share(site.predictor.head, self._typical)
+        light = replace(site.state, pictures=NO_PICTURES, seen=NO_NUMBERS)
+        return replace(site, state=light)
+
+    def baseline(self, kept: Kept) -> Baseline:
+        """What new images of a site are compared with; an error if it has too few, or if features
+        of images are not the model's."""
+        where = f"site '{kept.row.name}'"
+        if self.changes_backbone(kept.row.method):
+            raise StateMismatch(
+                f"{where} is adapted by '{kept.row.method}', which changes the backbone; sites "
+                f"with the model's own are watched"
+            )
+        if len(kept.hashes) < LEAST:
+            images = count(len(kept.hashes), "image")
+            raise StateMismatch(
+                f"{where} has {images} to compare new ones with; add {LEAST} or more"
+            )
+        state = self._adapt(kept).state
+        assert state is not None
+        pictures = uniform_sample(replace(state, count=kept.images))
+        return Baseline.of(self.trained, replace(state, pictures=pictures))
+
+    def _adapt(self, kept: Kept) -> Adapted:
+        """With the pictures that it was made from."""
         pictures, choice = kept.pictures(self.trained.classes), MethodChoice(kept.row.method)
         if choice.method == "auto" and self.trained.rehearsal is None:
             # A state's own method would count, and this one has none yet.
@@ -100,10 +130,7 @@ class ServedModel:
         else:
             state = stored_state(self.trained, pictures, kept.phi)
             site = adapt(self.trained, [], method=choice.method, into=state)
-        assert site.state is not None
-        _share(site.predictor.head, self._typical)
-        light = replace(site.state, pictures=NO_PICTURES, seen=NO_NUMBERS)
-        return replace(site, state=light, notes=(*choice.why, *site.notes))
+        return replace(site, notes=(*choice.why, *site.notes))
 
     @cached_property
     def _typical(self) -> Mapping[str, nn.Parameter]:

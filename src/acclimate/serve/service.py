@@ -4,12 +4,12 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 
 from acclimate import __version__
@@ -18,11 +18,11 @@ from acclimate.adapt.classifier import Adapted
 from acclimate.adapt.suggest import choose_rows
 from acclimate.core.distributed import pick_device
 from acclimate.core.errors import AcclimateError, ConfigError, OverLimit, StoreError, unknown
-from acclimate.core.exports import load
 from acclimate.core.text import count
 from acclimate.learn.model import Trained
-from acclimate.serve.batcher import Batcher, Reservation
+from acclimate.serve.batcher import Batcher, Made, Reservation
 from acclimate.serve.calls import (
+    Decoded,
     Decoder,
     Look,
     check_key,
@@ -36,9 +36,11 @@ from acclimate.serve.models import Point, ServedModel
 from acclimate.serve.store import Outcome, Store
 from acclimate.serve.tables import Row
 from acclimate.serve.views import Added, Prediction, SiteView, facts_of
+from acclimate.serve.watching import Watcher, window_of
+from acclimate.watch import Baseline
+from acclimate.watch.baseline import LEAST
 
 LOCKS = 16  # sites whose classifiers are made at the same time
-WATCH = "acclimate.watch:site_drift"
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Service:
         self._decoder = Decoder(self.limits.image_mib)
         self._making = [threading.Lock() for _ in range(LOCKS)]
         self._current: OrderedDict[str, Current] = OrderedDict()
+        self.watcher = Watcher(store, self._baseline)
         self._looking = threading.Lock()  # at what is current
 
     @classmethod
@@ -113,6 +116,7 @@ class Service:
     def close(self) -> None:
         """Answer what is waiting, and stop."""
         self.batcher.close()
+        self.watcher.close()
         self._decoder.close()
         self.store.close()
 
@@ -152,6 +156,7 @@ class Service:
     def delete(self, name: str) -> None:
         """Nothing of the site is left, in memory or in the database's tables."""
         self.store.delete(name)
+        self.watcher.forget(name)
         with self._looking:
             self._current.pop(name, None)
 
@@ -271,42 +276,43 @@ class Service:
         self._check_count(images)
         current = self._classifier(name)
         adapted = current.model.unadapted if plain else current.adapted
-        predictor = adapted.predictor
         if at_least is not None:
             answer = sure_answer(adapted.trained, adapted.state, at_least)
             unsure_below = max(answer.threshold, unsure_below)
-        rows, reasons = dict[int, np.ndarray](), dict[int, str]()
+        watched = self._watches(current) and not plain
+        answers, parts = dict[int, Prediction](), list[tuple[int, Decoded, Future[Made] | None]]()
         with self.batcher.reserve(len(images)) as room:
-            waiting = []
             # The next images are decoded while the first are on their way.
             for start in range(0, len(images), self.batcher.most):
-                some = images[start : start + self.batcher.most]
-                decoded = self._decoder(current.model, some)
-                reasons |= {start + place: why for place, why in decoded.reasons.items()}
+                decoded = self._decoder(current.model, images[start : start + self.batcher.most])
+                job = None
                 if decoded.places:
-                    places = [start + place for place in decoded.places]
-                    job = room.submit(predictor.backbone, decoded.stored, predictor.head)
-                    waiting.append((places, job))
-            for places, job in waiting:
-                logits = job.result().logits
-                assert logits is not None
-                rows |= zip(places, torch.softmax(logits, 1).numpy(), strict=True)
-        return [
-            Prediction.of(rows[place], adapted.classes, unsure_below, place)
-            if place in rows
-            else Prediction(place, problem=reasons[place])
-            for place in range(len(images))
-        ]
+                    predictor = adapted.predictor
+                    own = predictor.backbone, decoded.stored, predictor.head
+                    job = room.submit(*own, features=watched)
+                parts.append((start, decoded, job))
+            for start, decoded, job in parts:
+                made = None if job is None else job.result()
+                answers |= _predictions(decoded, made, adapted.classes, unsure_below, start)
+                if watched:
+                    self.watcher.see(current.row, window_of(decoded, made))
+        return [answers[place] for place in range(len(images))]
+
+    def _watches(self, current: Current) -> bool:
+        """Whether a site can be watched: see `ServedModel.baseline`."""
+        own = current.adapted.predictor.backbone is current.model.backbone
+        return own and current.facts["kept"] >= LEAST
 
     # What else is known of sites
 
-    def drift(self, name: str) -> Any:
-        """Whether the site is still as it was adapted to."""
-        try:
-            watch = load(WATCH)
-        except (ImportError, AttributeError):
-            raise ConfigError("watching sites is not part of this version") from None
-        return watch(self, name)
+    def drift(self, name: str) -> dict[str, Any]:
+        """Whether the images that were predicted are still of the site as it was adapted to: the
+        fields of `WatchReport`, and the evidence over time as `history`."""
+        return self.watcher.report(self.store.find(name))
+
+    def _baseline(self, name: str) -> tuple[Row, Baseline]:
+        kept = self.store.kept(name)
+        return kept.row, self._models_of(kept.row)[0].baseline(kept)
 
     def export(self, name: str) -> bytes:
         """The site's classifier as an ONNX file."""
@@ -396,7 +402,15 @@ class Service:
         except AcclimateError as error:  # its model is not served
             facts = {"images": 0, "kept": 0, "labelled": 0, "method": "none", "notes": [str(error)]}
         entries = self.store.history(row) if history else ()
-        return SiteView(row.name, row.model, row.next_model, row.revision, history=entries, **facts)
+        return SiteView(
+            row.name,
+            row.model,
+            row.next_model,
+            row.revision,
+            history=entries,
+            drift=row.drift,
+            **facts,
+        )
 
     def _added(self, name: str, outcome: Outcome) -> Added:
         about = outcome.about
@@ -417,6 +431,21 @@ class Service:
         if len(images) > self.limits.images:
             most = count(self.limits.images, "image")
             raise OverLimit(f"a call of {len(images)} images; send at most {most} at once")
+
+
+def _predictions(
+    decoded: Decoded, made: Made | None, classes: Sequence[str], unsure_below: float, start: int
+) -> dict[int, Prediction]:
+    """What a part of a call comes to, by the places of its images in the call."""
+    answers = {
+        start + place: Prediction(start + place, problem=why)
+        for place, why in decoded.reasons.items()
+    }
+    if made is not None and made.logits is not None:
+        rows = torch.softmax(made.logits, 1).numpy()
+        for place, row in zip(decoded.places, rows, strict=True):
+            answers[start + place] = Prediction.of(row, classes, unsure_below, start + place)
+    return answers
 
 
 def _version(row: Row) -> tuple[int, int]:

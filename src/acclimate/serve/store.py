@@ -26,7 +26,7 @@ from acclimate.learn.embeddings.pictures import (
     Pictures,
     in_16_bits,
 )
-from acclimate.serve.tables import ANSWERS, HISTORY, LABELS, PICTURES, SITES, Database, Row
+from acclimate.serve.tables import ANSWERS, HISTORY, LABELS, PICTURES, SITES, WATCHES, Database, Row
 
 SOME = 500  # values that one statement looks for
 
@@ -145,6 +145,31 @@ class Store:
         same = (SITES.c.id == row.id, SITES.c.revision == row.revision)
         with self.database.writing() as connection:
             connection.execute(sa.update(SITES).where(*same).values(facts=facts))
+
+    def watch(self, row: Row) -> Row | None:
+        """What was kept of looks at a site."""
+        with self.database.reading() as connection:
+            wanted = sa.select(WATCHES).where(WATCHES.c.site == row.id)
+            return connection.execute(wanted).one_or_none()
+
+    def keep_watch(
+        self, row: Row, before: Row | None, drift: float, values: Mapping[str, str]
+    ) -> bool:
+        """Keep what looks come to now; False where another replica has looked since `before`. Of a
+        site that has changed since `row` nothing is kept."""
+        with self.database.writing() as connection:
+            _lock(connection, row.name)
+            own = WATCHES.c.site == row.id
+            version = 0 if before is None else int(before.version)
+            if (connection.scalar(sa.select(WATCHES.c.version).where(own)) or 0) != version:
+                return False
+            connection.execute(sa.delete(WATCHES).where(own))
+            same = (SITES.c.id == row.id, SITES.c.revision == row.revision)
+            update = sa.update(SITES).where(*same).values(drift=drift)
+            if connection.execute(update).rowcount:
+                whole = {**values, "site": row.id, "version": version + 1}
+                connection.execute(WATCHES.insert().values(whole))
+            return True
 
     def answer(self, name: str, key: str, digest: str) -> Outcome | None:
         """What was answered when the key came first."""
@@ -293,7 +318,9 @@ def _advance(
     labels: int = 0,
     about: str | None = None,
 ) -> None:
-    update = sa.update(SITES).where(SITES.c.id == row.id).values(revision=row.revision + 1)
+    update = (
+        sa.update(SITES).where(SITES.c.id == row.id).values(revision=row.revision + 1, drift=None)
+    )
     connection.execute(update)
     _note(connection, row.id, row.revision + 1, what, pictures, labels, about)
 

@@ -37,6 +37,7 @@ SITES = sa.Table(
     sa.Column("keep", sa.Integer, nullable=False),
     sa.Column("revision", sa.Integer, nullable=False),  # grows with every change
     sa.Column("facts", sa.Text),  # JSON: what its classifier is, as of a revision and a model
+    sa.Column("drift", sa.Float),  # evidence that the site has changed: 1 raises an alarm
     sqlite_autoincrement=True,  # no number is used again: another process may remember it
 )
 PICTURES = sa.Table(
@@ -75,6 +76,15 @@ HISTORY = sa.Table(
     sa.Column("pictures", sa.Integer, nullable=False),
     sa.Column("labels", sa.Integer, nullable=False),
     sa.Column("about", sa.Text),
+)
+WATCHES = sa.Table(
+    "watches",
+    META,
+    _site(),
+    sa.Column("version", sa.Integer, nullable=False),  # grows with every look
+    sa.Column("baseline", sa.String(200), nullable=False),
+    sa.Column("watch", sa.Text, nullable=False),
+    sa.Column("report", sa.Text, nullable=False),
 )
 ANSWERS = sa.Table(
     "answers",
@@ -170,7 +180,7 @@ class Database:
                 options = {"isolation_level": "AUTOCOMMIT"}
                 with self._engine.execution_options(**options).connect() as connection:
                     # VACUUM alone leaves the bytes in the table's file.
-                    tables = ", ".join(table.name for table in (PICTURES, LABELS, ANSWERS))
+                    tables = ", ".join(table.name for table in (PICTURES, LABELS, WATCHES, ANSWERS))
                     connection.execute(sa.text(f"VACUUM (FULL) {tables}"))
                 return
             with closing(self._engine.raw_connection()) as raw:

@@ -32,6 +32,7 @@ SITES = 200  # that have series of their own: those with the most images
 PER_SITE = {  # fields of a summary
     "images": ("images", "Different images of the site."),
     "expected_accuracy": ("expected_accuracy_ratio", "Share of predictions expected to be right."),
+    "drift": ("drift_ratio", "Evidence that the site has changed: 1 raises an alarm."),
 }
 
 
