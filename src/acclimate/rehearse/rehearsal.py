@@ -10,6 +10,7 @@ trained, it has seen them, and the rehearsal says so; unless whole models were t
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -119,14 +120,23 @@ def rehearse_run(
     store = folder / json_digest([run_identity(plan), weights])[:16]
     features, read = extract_features(now, predictor)
     data = rehearsal_data(plan, features, read)
-    every, heads = range(len(plan.train_domains)), {NETWORK: predictor.head, **data.given}
-    part, site = features.among(every, data.fitted), None
-    if data.second and len(every) > LEAST_DOMAINS:
-        now.watch("heads", 0, 1, "all sites")
-        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, store=store)
+    every, heads = range(len(plan.train_domains)), dict(data.given)
+    part = features.among(every, data.fitted)
 
-    if data.exact and data.layers and retrained is None and len(every) > 1:
-        heads[NETWORK] = _fit_network(data, part, config.adapt.site, config.seed, store)
+    def fit_second() -> Site | None:
+        if not data.second or len(every) <= LEAST_DOMAINS:
+            return None
+        return fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, store=store)
+
+    def fit_first() -> Head:
+        if not (data.exact and data.layers and retrained is None and len(every) > 1):
+            return predictor.head
+        return _fit_network(data, part, config.adapt.site, config.seed, store)
+
+    now.watch("heads", 0, 1, "all sites")
+    with _workers(data) as pool:
+        second, first = pool.submit(fit_second), pool.submit(fit_first)
+        site, heads[NETWORK] = second.result(), first.result()
 
     def logits_of(name: str) -> Tensor:
         if name not in heads:
@@ -205,21 +215,26 @@ def _fit_folds(
     retrained: Retrained | None,
     store: Path | None,
 ) -> Iterator["FoldHeads"]:
-    """What is fitted without the domains of each fold, on a CPU as many folds at a time as it has
-    cores: a fold is too small to be split."""
+    """What is fitted without the domains of each fold."""
 
     def fit(fold: Fold) -> FoldHeads:
         part = store and store / f"fold-{fold.number + 1}"
         return _fit_fold(data, fold, config, seed, retrained, part)
 
-    workers = min(cores(), len(folds)) if data.features.x.device.type == "cpu" else 1
-    pool = ThreadPoolExecutor(workers)
-    try:
+    with _workers(data) as pool:
         for done, fitted in enumerate(pool.map(fit, folds)):
             names = ", ".join(data.names[domain] for domain in fitted.fold.held_out)
             watch("rehearsal", done + 1, len(folds), names[:40])
             yield fitted
-    finally:  # whoever stops a rehearsal need not wait for folds that have not begun
+
+
+@contextmanager
+def _workers(data: RehearsalData) -> Iterator[ThreadPoolExecutor]:
+    """Threads for work of which each piece is too small to be split: on a CPU one for each core."""
+    pool = ThreadPoolExecutor(cores() if data.features.x.device.type == "cpu" else 1)
+    try:
+        yield pool
+    finally:  # whoever stops a rehearsal need not wait for pieces that have not begun
         pool.shutdown(cancel_futures=True)
 
 
@@ -251,7 +266,6 @@ def _conclusion(
     louder = 1.0 if final is None else _louder(final(base), stood_in)
     if head != PAIR:
         temperatures["none"] *= louder  # of a pair, only the network's part has another scale
-    trials: list[Trial] = []
     for place, domain in enumerate(held_out):
         # Temperatures come from the other domains: a domain's own labels must not help it.
         others = {
@@ -259,10 +273,12 @@ def _conclusion(
             for start, own in losses.items()
         }
         domain.calibrate(others)
-        watch("trials", place, len(held_out), domain.name)
+
+    def trials_at(place: int) -> list[Trial]:
         file = store and store / f"trials-{place + 1}.json"
-        trials += _once(file, partial(domain.trials, seed, len(data.names)))
-    watch("trials", len(held_out), len(held_out), "")
+        return _once(file, partial(held_out[place].trials, seed, len(data.names)))
+
+    trials = _tried(data, held_out, trials_at, "trials", watch)
     idle = () if _frequencies_differ(held_out) else _assuming_label_shift(trials)
     conclusion = conclude(trials, temperatures, exact=data.exact, idle=idle)
     another = [trial for fold in fitted for trial in fold.without_a_site]
@@ -287,20 +303,23 @@ def _with_steps(
     pixels: Pixels | None,
 ) -> Rehearsal:
     """With what is tried beside the chosen chains: their controls, labels, and other backbones."""
-    labelled, controls, again = list[Trial](), list[Trial](), list[Trial]()
-    for place, domain in enumerate(held_out):
-        watch("labels", place, len(held_out), domain.name)
-        file = store and store / f"labels-{place + 1}.json"
-        if place < MOST_LABELLED:
-            labelled += _once(file, partial(domain.label_trials, found, seed))
+
+    def controls_at(place: int) -> list[Trial]:
+        domain, file = held_out[place], store and store / f"controls-{place + 1}.json"
         other = data.held_out((domain.number + 1) % len(data.names))
-        file = store and store / f"controls-{place + 1}.json"
-        controls += _once(file, partial(domain.controls, found, other, seed))
-        if pixels is not None:
-            file = store and store / f"backbone-{place + 1}.json"
-            rows = data.held_out(domain.number)
-            again += _once(file, partial(domain.backbone_trials, found, pixels, rows, seed))
-    watch("labels", len(held_out), len(held_out), "")
+        return _once(file, partial(domain.controls, found, other, seed))
+
+    def labels_at(place: int) -> list[Trial]:
+        file = store and store / f"labels-{place + 1}.json"
+        return _once(file, partial(held_out[place].label_trials, found, seed))
+
+    controls = _tried(data, held_out, controls_at, "controls", watch)
+    labelled = _tried(data, held_out[:MOST_LABELLED], labels_at, "labels", watch)
+    again: list[Trial] = []
+    for place, domain in enumerate(held_out if pixels is not None else ()):
+        file, rows = store and store / f"backbone-{place + 1}.json", data.held_out(domain.number)
+        assert pixels is not None
+        again += _once(file, partial(domain.backbone_trials, found, pixels, rows, seed))
     promises, strengths = conclude_labels(labelled)
     return replace(
         with_controls(found, controls),
@@ -308,6 +327,23 @@ def _with_steps(
         label_strengths=strengths,
         backbone=promises_beside(again) if again else (),
     )
+
+
+def _tried(
+    data: RehearsalData,
+    held_out: Sequence["HeldOutDomain"],
+    trials_at: Callable[[int], list[Trial]],
+    phase: str,
+    watch: Watch,
+) -> list[Trial]:
+    """The trials at each of these domains, in their order."""
+    trials: list[Trial] = []
+    watch(phase, 0, len(held_out), "")
+    with _workers(data) as pool:
+        for place, own in enumerate(pool.map(trials_at, range(len(held_out)))):
+            watch(phase, place + 1, len(held_out), held_out[place].name)
+            trials += own
+    return trials
 
 
 def _frequencies_differ(held_out: Sequence["HeldOutDomain"]) -> bool:
