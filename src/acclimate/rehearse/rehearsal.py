@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +75,7 @@ CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn 
 LABELLED = (5, 10, 20, 50)  # images of a new site that somebody might label
 MOST_LABELLED = 20  # sites whose labels are tried
 STRENGTHS = (10.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # of `labels`; of equal ones the firmest
+PIECES = 3  # of a fold, that are told of: network, second path, regressions
 _GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
 
 # From a fold to the features [m, f] of images and the plain head on them, trained without it.
@@ -217,15 +220,21 @@ def _fit_folds(
 ) -> Iterator["FoldHeads"]:
     """What is fitted without the domains of each fold."""
 
-    def fit(fold: Fold) -> FoldHeads:
-        part = store and store / f"fold-{fold.number + 1}"
-        return _fit_fold(data, fold, config, seed, retrained, part)
+    one_at_a_time, pieces = Lock(), count(1)
 
+    def fit(fold: Fold) -> FoldHeads:
+        names = ", ".join(data.names[domain] for domain in fold.held_out)
+
+        def tell() -> None:
+            with one_at_a_time:
+                watch("rehearsal", next(pieces), PIECES * len(folds), names[:40])
+
+        part = store and store / f"fold-{fold.number + 1}"
+        return _fit_fold(data, fold, config, seed, retrained, part, tell)
+
+    watch("rehearsal", 0, PIECES * len(folds), "")
     with _workers(data) as pool:
-        for done, fitted in enumerate(pool.map(fit, folds)):
-            names = ", ".join(data.names[domain] for domain in fitted.fold.held_out)
-            watch("rehearsal", done + 1, len(folds), names[:40])
-            yield fitted
+        yield from pool.map(fit, folds)
 
 
 @contextmanager
@@ -386,7 +395,9 @@ def _fit_fold(
     seed: int,
     retrained: Retrained | None,
     store: Path | None,
+    tell: Callable[[], None],
 ) -> FoldHeads:
+    """`tell` is called after each of `PIECES`."""
     features = data.features
     if retrained is not None:
         x, network = retrained(fold)
@@ -394,10 +405,12 @@ def _fit_fold(
     part = features.among(fold.others, data.fitted & fold.apart)
     if retrained is None:
         network = _fit_network(data, part, config, seed, store)
+    tell()
     site = None
     if data.second and len(fold.others) >= LEAST_DOMAINS:
         names = [data.names[d] for d in fold.others]
         site = fit_site(part, names, config, seed=seed, store=store)
+    tell()
     held_out = {data.names[d]: data.held_out(d) for d in fold.held_out}
     alone = retrained is not None or not data.layers
     heads = {NETWORK: network} | ({} if alone else {**fit_regressions(part), **data.given})
@@ -413,6 +426,7 @@ def _fit_fold(
         rest = features.among(others, data.fitted & fold.apart)
         pair = {NETWORK: fit_regressions(rest, [LIGHT])[LIGHT], LIGHT: heads[LIGHT]}
         fewer = accuracies(pair, features, held_out)
+    tell()
     return FoldHeads(fold, models, trials, fewer)
 
 
