@@ -12,8 +12,7 @@ from acclimate.core.tensors import read_metadata
 from acclimate.data.erasing import erase_digests, erase_features, erase_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.data.pictures import content_digests
-from acclimate.learn.model import Trained
-from acclimate.records.folder import RunFolder
+from acclimate.records.folder import MODEL, RunFolder, stored
 from acclimate.records.outputs import is_output
 
 # By what follows the site's name: what `adapt`, `export` and `watch` write of one.
@@ -32,15 +31,16 @@ class Erased:
 
 
 def erase_images(run: Path, manifest: Manifest, site: str) -> Erased:
-    """Remove from the caches what only this site's images left there."""
+    """Remove from the caches what only this site's images left there; rows of features leave
+    nothing."""
+    if manifest.has_features:
+        return Erased(0, 0, 0, 0, 0)
     rows = manifest.rows(domain=site)
     others = np.setdiff1d(np.arange(len(manifest)), rows)
-    own, elsewhere = (
-        dict(zip(content_digests(sources), sources, strict=True))
-        for sources in (list(manifest.image_sources(part)) for part in (rows, others))
-    )
-    alone = own.keys() - elsewhere.keys()
-    paths = [source for source in manifest.image_sources(rows) if isinstance(source, str)]
+    sources = list(manifest.image_sources(rows))
+    own = set(content_digests(sources))
+    alone = own - set(content_digests(list(manifest.image_sources(others))))
+    paths = [source for source in sources if isinstance(source, str)]
     return Erased(
         images=len(own),
         shared=len(own) - len(alone),
@@ -54,7 +54,7 @@ def files_of(run: Path, site: str, folders: Collection[Path]) -> tuple[list[Path
     """The site's files beside the run and in `folders`: its own, and states of other models."""
     own: list[Path] = []
     others: list[Path] = []
-    model = Trained.load(run).digest()
+    model = stored(run / MODEL).get("digest")
     for folder in dict.fromkeys(path.absolute() for path in (run.parent, *folders)):
         for ending, kind in OF_A_SITE.items():
             path = folder / f"{site}{ending}"
