@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,8 +35,7 @@ from acclimate.core.randomness import stream
 from acclimate.data.source import Quarantine, readable
 from acclimate.learn.images import Images
 from acclimate.learn.model import Trained
-from serving.process import ServerProcess, serving
-from speeds.bench import make_images
+from serving.process import ServerProcess, serving, trained_run
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-3  # in the probability of an answer; sums over other batches differ by some 1e-6
@@ -185,17 +183,6 @@ def known(
             outputs = [batch.outputs(site.predictor).logits.softmax(1).numpy() for site in sites]
             parts.append(np.stack(outputs))
     return sites, np.concatenate(parts, 1)
-
-
-def trained_run(folder: Path, small: bool) -> tuple[Path, list[Path]]:
-    """A run with a frozen backbone, rehearsed, and the images that it was trained on."""
-    make_images(folder / "images", 20 if small else 60, 32 if small else 227)
-    paths = sorted((folder / "images").rglob("*.jpg"))
-    flags = ["--set", "train.steps=30", "--set", "adapt.rehearse=false"]
-    flags += ["--backbone", "small-cnn"] if small else []
-    command = [sys.executable, "-m", "acclimate", "train", str(folder / "images")]
-    subprocess.run([*command, "--out", str(folder / "run"), *flags], check=True)
-    return folder / "run", paths
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and what it costs."""
+"""A run to serve, a server in a process of its own, and what it costs."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from speeds.bench import make_images
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -60,3 +62,15 @@ def serving(run: Path, database: str, log: Path, *flags: str) -> Iterator[Server
         yield server
     finally:
         server.stop()
+
+
+def trained_run(folder: Path, small: bool) -> tuple[Path, list[Path]]:
+    """A run, and the images that it was trained on; a `small` one has a small network for small
+    images, the other a frozen backbone of ImageNet."""
+    make_images(folder / "images", 20 if small else 60, 32 if small else 227)
+    paths = sorted((folder / "images").rglob("*.jpg"))
+    flags = ["--set", "train.steps=30", "--set", "adapt.rehearse=false"]
+    flags += ["--backbone", "small-cnn"] if small else []
+    command = [sys.executable, "-m", "acclimate", "train", str(folder / "images")]
+    subprocess.run([*command, "--out", str(folder / "run"), *flags], check=True, stdout=sys.stderr)
+    return folder / "run", paths

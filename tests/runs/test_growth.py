@@ -37,7 +37,7 @@ def run(tiny: Tiny, sites: Manifest, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_backbone_starts_where_the_run_ended(
     run: Path, sites: Manifest, tmp_path: Path
 ) -> None:
-    config = config_from(run, {"train.steps": 2}, anew=False)
+    config = config_from(run, {"train.steps": 2})
     assert config.model.weights == str(run / WEIGHTS)
     before = Trained.load(run).config.train
     assert (config.train.steps, config.train.per_domain) == (2, before.per_domain)
@@ -49,13 +49,13 @@ def test_the_backbone_starts_where_the_run_ended(
     assert all(torch.equal(value, start[name]) for name, value in learned.items())
     assert len(read_weights(run / WEIGHTS)) == len(start) - 2  # but the mean and deviation
     assert weights_licence(config.model) == weights_licence(Trained.load(run).config.model)
-    assert config_from(run, {}, anew=True).model.weights == ""
+    assert config_from(run, {}, ["west"]).model.weights == ""
     with refused(RunError, tmp_path / "no", "no finished run"):
-        config_from(tmp_path / "no", {}, anew=False)
+        config_from(tmp_path / "no", {})
 
 
 def test_what_was_added_and_what_it_changed(run: Path, sites: Manifest, tmp_path: Path) -> None:
-    plan = make_plan(config_from(run, {}, anew=False), sites, device="cpu")
+    plan = make_plan(config_from(run, {}), sites, device="cpu")
     rows = len(sites.rows(domain="west", split="train"))
     assert changed_data(run, plan) == {
         "sites_added": ["west"],
@@ -74,5 +74,5 @@ def test_what_was_added_and_what_it_changed(run: Path, sites: Manifest, tmp_path
             images = [sites.image_source(int(row)) for row in held_out]
             best = unadapted(own).predict_proba(images).argmax(1)
             assert one.after == pytest.approx(np.mean(best == sites.label_index[held_out]))
-    same = make_plan(config_from(run, {}, anew=False), sites.without_domains("west"), device="cpu")
+    same = make_plan(config_from(run, {}), sites.without_domains("west"), device="cpu")
     assert changed_data(run, same)["images_added"] == 0

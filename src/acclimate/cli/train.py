@@ -87,7 +87,7 @@ def train(
     elif preset or config:
         raise ConfigError("--from has the settings of its run; leave out --preset and --config")
     else:
-        chosen = config_from(start, {**flags, **flat(changes)}, anew=bool(without))
+        chosen = config_from(start, {**flags, **flat(changes)}, names(without))
     recipe = chosen.algorithm + ("-rehearsed" if chosen.adapt.rehearse else "")
     folder = out or Path("runs") / f"{data_name(data)}-{recipe}-{chosen.seed}"
     with progress_bar() as watch:

@@ -1,6 +1,6 @@
 """A run that goes on with more data: where it starts from, and what that changed."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,21 @@ from acclimate.runs.plan import Plan
 ADAPTED = ("auto", "embedding", "none")  # what a site is compared by: the first that was scored
 
 
-def config_from(run: Path, changes: Mapping[str, Any], *, anew: bool) -> RunConfig:
+def config_from(run: Path, changes: Mapping[str, Any], without: Collection[str] = ()) -> RunConfig:
     """The settings of a finished run with `changes` by dotted name, and the backbone that the run
-    trained as the start; `anew` starts from what the run started from. A frozen backbone is the
-    same either way, and its features of earlier images are in the cache."""
+    trained as the start. A run `without` sites that it may have learned from starts from what that
+    run started from. A frozen backbone is the same either way, and its features of earlier images
+    are in the cache."""
     folder = RunFolder(run)
     if folder.finished is None:
         raise RunError(f"{run}: there is no finished run to start from; train one first")
     config = from_dict(RunConfig, folder.identity()["config"], where=str(run / RUN))
     learned = config.model.freeze == "none" and config.model.backbone != "mlp"
-    start = {"model.weights": str(run / WEIGHTS)} if learned and not anew else {}
+    start: dict[str, Any] = {}
+    if learned and not without:
+        start["model.weights"] = str(run / WEIGHTS)
+    for name in ("val_domains", "test_domains") if without else ():
+        start[name] = [site for site in getattr(config, name) if site not in without]
     return with_settings(config, {**start, **changes})
 
 
