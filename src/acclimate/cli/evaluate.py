@@ -12,6 +12,7 @@ from acclimate.cli.options import Device, Json, MethodSettings, Page, Run, names
 from acclimate.cli.output import progress_bar, say, say_facts, say_json, say_table
 from acclimate.config import AlgorithmName, flat, metric_of, parse_assignments
 from acclimate.core.errors import ConfigError
+from acclimate.core.text import percent
 
 if TYPE_CHECKING:
     from acclimate.records.folder import RunFolder
@@ -92,8 +93,16 @@ def evaluate(
     say_facts(facts)
 
 
-def show_run(folder: Path, *, already: bool, json: bool, metric: str | None = None) -> None:
-    """Print the final scores of a run, its weights, and the accuracy to expect at a new site."""
+def show_run(
+    folder: Path,
+    *,
+    already: bool,
+    json: bool,
+    metric: str | None = None,
+    grown: dict[str, Any] | None = None,
+) -> None:
+    """Print the final scores of a run, its weights, and the accuracy to expect at a new site; of a
+    run that went on from another one, what has `grown`."""
     from acclimate.core.errors import RunError
     from acclimate.records.folder import RunFolder
 
@@ -105,11 +114,29 @@ def show_run(folder: Path, *, already: bool, json: bool, metric: str | None = No
     metric = metric or metric_of(run_folder.identity()["config"])
     facts = {"run": folder, "already_finished": already, **asdict(records.finished)}
     if json:
-        say_json({**facts, **as_json(scores, metric), "rehearsal": rehearsal})
+        further = {"grown": grown} if grown else {}
+        say_json({**facts, **as_json(scores, metric), "rehearsal": rehearsal, **further})
         return
     show_scores(scores, metric)
     say_facts(facts)
     _show_outlook(run_folder, rehearsal, tested=any(score.role == "test" for score in scores))
+    if grown:
+        _show_growth(grown)
+
+
+def _show_growth(grown: dict[str, Any]) -> None:
+    """What a run has more than the one it started from, and both on the same held-out images."""
+    say()
+    rows = [
+        (one["site"], str(one["images"]), *map(percent, (one["before"], one["after"])))
+        for one in grown["held_out"]
+    ]
+    title = f"Top-1 on images that neither {grown['from']} nor this run has learned from, %"
+    if rows:
+        say_table(("site", "images", "before", "after"), rows, title=title)
+    say_facts({name: value for name, value in grown.items() if name not in ("held_out", "why")})
+    if grown["why"]:
+        say(f"note: {grown['why']}")
 
 
 def _show_outlook(run: "RunFolder", rehearsal: dict[str, Any] | None, *, tested: bool) -> None:

@@ -1,5 +1,7 @@
 """`train`."""
 
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,11 +11,13 @@ from acclimate.cli import app
 from acclimate.cli.evaluate import show_run
 from acclimate.cli.options import Data, Device, Flags, Json, Track, grouped, names
 from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
-from acclimate.config import RECIPE, RunConfig, gather, parse_assignments, settings_of
+from acclimate.config import RECIPE, RunConfig, flat, gather, parse_assignments, settings_of
 from acclimate.core.environment import first_process
+from acclimate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from acclimate.runs.plan import Plan
+    from acclimate.track.feed import Listener
 
 FLAGS = (
     *("algorithm", "test_domains", "val_domains", "data.min_images", "data.keep_shared"),
@@ -36,6 +40,14 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run folder. [default: runs/DATA-ALGORITHM-SEED]")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="A finished run: its settings, and the weights it learned."),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="Sites to leave out; with --from, no learned weights are taken over."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be trained, and stop.")
     ] = False,
@@ -54,39 +66,64 @@ def train(
 
     Settings come from the defaults, then --preset, then --config, then the flags and --set.
     Under torchrun several processes share the work.
+
+    With --from, a run goes on with more sites or images: it says what was added, and the accuracy
+    of both runs on images that neither has learned from.
     """
     from acclimate.core.distributed import use_threads
     from acclimate.data.manifest import Manifest
     from acclimate.data.readers import data_name
     from acclimate.records.folder import RunFolder
     from acclimate.rehearse.training import train as train_run
+    from acclimate.runs.growth import changed_data, compare_runs, config_from
     from acclimate.runs.identity import run_identity
     from acclimate.runs.plan import make_plan
-    from acclimate.track import tracked
 
     if threads is not None:
         use_threads(threads)
-    chosen = gather(preset, config, flags, parse_assignments(settings or []), recipe=RECIPE)
+    changes = parse_assignments(settings or [])
+    if start is None:
+        chosen = gather(preset, config, flags, changes, recipe=RECIPE)
+    elif preset or config:
+        raise ConfigError("--from has the settings of its run; leave out --preset and --config")
+    else:
+        chosen = config_from(start, {**flags, **flat(changes)}, names(without))
     recipe = chosen.algorithm + ("-rehearsed" if chosen.adapt.rehearse else "")
     folder = out or Path("runs") / f"{data_name(data)}-{recipe}-{chosen.seed}"
     with progress_bar() as watch:
         manifest = Manifest.open(data, watch=watch)
+    if without:
+        manifest = manifest.without_domains(*names(without))
     place = RunFolder(folder)
     plan = make_plan(place.settled(chosen), manifest, device=device)
     place.refuse_others(run_identity(plan))
     outlook = _outlook(plan, folder, finished=place.finished is not None)
+    grown = {} if start is None else {"from": str(start), **changed_data(start, plan)}
+    outlook |= grown
     if dry_run:
         say_facts(outlook, json=json)
         return
     if not outlook["finished"]:
         say_facts(outlook, err=True)
-    trackers = names(track) if first_process() else ()
-    with tracked(folder, trackers, remark) as listen, stoppable(), progress_bar() as watch:
+    with _followed(folder, track) as listen, stoppable(), progress_bar() as watch:
         result = train_run(
             chosen, manifest, folder,
             device=device, watch=watch, say=remark, plan=plan, listen=listen,
         )  # fmt: skip
-    show_run(folder, already=result.already, json=json)
+    if start is not None:
+        with progress_bar() as watch:
+            compared, why = compare_runs(start, folder, plan, device=device, watch=watch)
+        grown |= {"held_out": [asdict(one) for one in compared], "why": why}
+    show_run(folder, already=result.already, json=json, grown=grown)
+
+
+def _followed(folder: Path, track: list[str] | None) -> AbstractContextManager["Listener | None"]:
+    """Trackers of the run, in the process that writes its records."""
+    if not track or not first_process():
+        return nullcontext()
+    from acclimate.track import tracked
+
+    return tracked(folder, names(track), remark)
 
 
 def _outlook(plan: "Plan", folder: Path, *, finished: bool) -> dict[str, Any]:

@@ -43,11 +43,11 @@ def check_out(path: Path, kind: str, inputs: Iterable[Path | None] = ()) -> None
         raise ConfigError(f"{path} is an input of this command; {remedy}")
     if (odd := odd_kind(path)) is not None:
         raise ConfigError(f"{path} is {odd}, not a file; {remedy}")
-    if not _is(path, kind):
+    if not is_output(path, kind):
         raise ConfigError(f"{path} holds something else than an earlier {kind}; {remedy}")
 
 
-def _is(path: Path, kind: str) -> bool:
+def is_output(path: Path, kind: str) -> bool:
     """Whether a file is empty, or of the `kind`."""
     with path.open("rb") as file:
         ends = file.read(LOOK)
