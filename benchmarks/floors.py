@@ -58,9 +58,9 @@ class Family:
         data = load_digits()
         x = PCA(DIM, random_state=0).fit_transform(data.data)
         x /= x.std()
-        groups = [x[data.target == label] for label in range(CLASSES)]
-        self.means = np.stack([own.mean(0) for own in groups])
-        self.roots = np.stack([np.linalg.cholesky(np.cov(own.T)) for own in groups])
+        self.groups = [x[data.target == label] for label in range(CLASSES)]
+        self.means = np.stack([own.mean(0) for own in self.groups])
+        self.roots = np.stack([np.linalg.cholesky(np.cov(own.T)) for own in self.groups])
         self.kind, self.rng = kind, rng
         self.severity, self.noise = rng.uniform(0.3, 1.0), rng.uniform(0.5, 2.0)
         self.size = rng.uniform(80, 300)
@@ -79,11 +79,15 @@ class Family:
             names = names ^ np.repeat(swapped, 2)
 
         def draw(n: int) -> Data:
-            y, z = rng.choice(CLASSES, n, p=frequencies), rng.normal(size=(n, DIM))
-            x = self.means[y] + self.noise * np.einsum("nij,nj->ni", self.roots[y], z)
-            return gain * x + offset, names[y]
+            y = rng.choice(CLASSES, n, p=frequencies)
+            return gain * self.show(y) + offset, names[y]
 
         return draw
+
+    def show(self, y: np.ndarray) -> np.ndarray:
+        """An image of each class in `y` [n]: [n, d]"""
+        z = self.rng.normal(size=(len(y), DIM))
+        return np.asarray(self.means[y] + self.noise * np.einsum("nij,nj->ni", self.roots[y], z))
 
     def images(self) -> int:
         return int(np.clip(self.size * np.exp(0.5 * self.rng.normal()), 30, 600))

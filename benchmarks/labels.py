@@ -1,14 +1,15 @@
 """What a rehearsed model gains at a new site, by its images and by a few labels, beside promises.
 
     python benchmarks/labels.py PACS --seeds 3           # each domain unseen in turn
-    python benchmarks/labels.py runs/bench-shift/*/*.parquet --px 96   # their unseen domains
+    python benchmarks/labels.py label/*.parquet --px 96 --seeds 1   # their unseen domains
     python benchmarks/labels.py --seeds 3 --jobs 2       # made families of sites
 
 Features of photographs are those of a frozen backbone. A new site gives half of its images (300 at
 most) to adapt on, of which some are labelled: chosen at random, or as `acclimate suggest` does. The
 other half is scored, by scikit-learn's logistic regression (C = 1), the plain model, `auto`, its
-two controls, every method that was rehearsed, and with labels. Gains are compared with what
-rehearsal promised for them.
+two controls, every method that was rehearsed, and with labels. Gains are split into what a better
+head gains without an image of the site (`neutral`) and what the site's images add, and compared
+with what rehearsal promised for them. ± is a standard error over seeds and manifests.
 """
 
 import argparse
@@ -44,6 +45,7 @@ from acclimate.learn.frozen import Extraction
 from acclimate.learn.images import Images
 from acclimate.learn.models import build_backbone
 from acclimate.records.rehearsal import Promise
+from acclimate.results.statistics import Estimate
 from floors import FAMILIES, Family
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +55,13 @@ SHOWN = (
     *(f"{count} {way}" for count in LABELS for way in ("suggested", "random")),
 )
 FEW_SITES, NEW = (4, 6, 10, 20), 5
+PARTS = {  # of a gain, in the order of the table: which accuracy less which
+    "auto − plain": ("auto", "plain"),
+    "a better head": ("neutral", "plain"),
+    "the site's images": ("auto", "neutral"),
+    "another site's images": ("other", "plain"),
+    "plain − logistic C=1": ("plain", "logistic C=1"),
+}
 SMALL = {"train.steps": 200, "adapt.site.batch": 128, "adapt.site.width": 64, "adapt.site.dim": 16}
 Rows = tuple[np.ndarray, np.ndarray]  # features [n, f], labels [n]
 
@@ -66,6 +75,7 @@ class Case(NamedTuple):
     new: Sequence[Rows]
     settings: Mapping[str, Any]
     pictures: np.ndarray | None = None  # that the rows of `train` show, where several show one
+    draw: str = ""  # the manifest, where several are of one name
 
     @property
     def manifest(self) -> Manifest:
@@ -83,6 +93,7 @@ class Outcome(NamedTuple):
 
     name: str
     seed: int
+    draw: str
     sites: int
     accuracies: Mapping[str, float]
     promises: Mapping[str, tuple[float, float, float]]
@@ -109,7 +120,7 @@ def photographs(data: Path, seeds: Sequence[int], size: int, pixels: int | None)
         train = x[~mine], y[~mine], domain[~mine]
         new = [(x[domain == name], y[domain == name]) for name in unseen]
         name, shown = data.parent.name if tests else unseen[0], manifest.unit_ids[rows][~mine]
-        yield Case(name, seed, train, new, {}, shown)
+        yield Case(name, seed, train, new, {}, shown, data.stem)
 
 
 def made(seeds: Sequence[int]) -> Iterator[Case]:
@@ -181,7 +192,7 @@ def _at(
         if auto.method != "none":
             promises["auto"] = promises[auto.method]
     told = {name: told for name, one in promises.items() if (told := _promised(one))}
-    return Outcome(case.name, case.seed, len(set(case.train[2])), found, told)
+    return Outcome(case.name, case.seed, case.draw, len(set(case.train[2])), found, told)
 
 
 def _promised(promise: Promise | None) -> tuple[float, float, float] | None:
@@ -215,6 +226,27 @@ def table(outcomes: Sequence[Outcome], by: str) -> Iterable[str]:
         yield f"| {key} | {len(own)} | {' | '.join(cells)} |"
 
 
+def parts(outcomes: Sequence[Outcome], by: str) -> Iterable[str]:
+    """Which part of a gain is whose, in points."""
+    yield f"| {by} | {' | '.join(PARTS)} |"
+    yield f"|---|{'---:|' * len(PARTS)}"
+    for key, own in grouped(outcomes, by).items():
+        draws: dict[Any, list[Outcome]] = defaultdict(list)
+        for one in own:
+            draws[one.draw, one.seed].append(one)
+        cells = []
+        for mine, less in PARTS.values():
+            gaps = [
+                fmean(one.accuracies[mine] - one.accuracies[less] for one in draw)
+                for draw in draws.values()
+            ]
+            gap = Estimate.of(gaps)
+            assert gap is not None
+            noise = "" if gap.se is None else f" ± {percent(gap.se)}"
+            cells.append(signed(gap.mean) + noise)
+        yield f"| {key} | {' | '.join(cells)} |"
+
+
 def promised(outcomes: Sequence[Outcome], by: str) -> Iterable[str]:
     """Mean promised and true gains, in points."""
     names = ["auto", *(f"{count} suggested" for count in LABELS)]
@@ -243,8 +275,8 @@ def pairs(outcomes: Sequence[Outcome]) -> Iterable[str]:
         for one in outcomes
         if "auto" in one.promises
     ]
-    parts = {"methods and labels": every, "labels": labels, "what auto chose": chosen}
-    for name, met in parts.items():
+    kinds = {"methods and labels": every, "labels": labels, "what auto chose": chosen}
+    for name, met in kinds.items():
         if len(met) > 2:
             yield f"{name}: {_compared([told for _, told, _ in met], [true for *_, true in met])}"
     for count in LABELS:
@@ -290,7 +322,8 @@ def main() -> None:
             outcomes += some
             write_json(asked.out, {"outcomes": [one._asdict() for one in outcomes]})
     for by in ("name",) if asked.data else ("name", "sites"):
-        print(*table(outcomes, by), "", *promised(outcomes, by), "", sep="\n")
+        for lines in (table, parts, promised):
+            print(*lines(outcomes, by), "", sep="\n")
     print(*pairs(outcomes), sep="\n")
 
 

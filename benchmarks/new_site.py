@@ -9,6 +9,7 @@ from thirteen sites and adapts to one it has not seen.
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -54,8 +55,8 @@ def main() -> None:
 
     matplotlib.rcParams["font.size"] = 9
     figure = Figure(figsize=(9, 3.0), dpi=120)
-    columns = figure.subfigures(1, 3, width_ratios=(1.1, 1, 1.9))
-    panels: list[SubFigure] = np.ravel(columns).tolist()
+    columns: Any = figure.subfigures(1, 3, width_ratios=(1.1, 1, 1.9))
+    panels: list[SubFigure] = list(columns)
     panels[0].suptitle("1. Train on labelled sites", y=0.97)
     first = np.concatenate([np.flatnonzero(sites == site)[:4] for site in (0, 4, 9)])
     _draw(panels[0], images, first, 4, [str(label) for label in labels[first]])

@@ -5,8 +5,8 @@
     python benchmarks/rehearsal_time.py --busy 4                          # also beside four others
 
 `AdaptiveClassifier.fit` on features of made classes, from the call to the verdict, each time in a
-process of its own: wall time, processor time, and how often what was said. Sites differ in label
-frequencies and lie elsewhere, so that every chain has something to do.
+process of its own: wall time, processor time, the longest time without a word, and memory. Sites
+differ in label frequencies and lie elsewhere, so that every chain has something to do.
 """
 
 import argparse
@@ -25,10 +25,10 @@ import numpy as np
 from acclimate.core.randomness import stream
 
 SPIN = "while True: pass"
-MOST = 3600  # seconds of one fit
+TIME_LIMIT = 3600  # seconds of one fit
 
 
-def made(
+def draw_sites(
     classes: int, sites: int, rows: int, features: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features [n, f], labels [n] and sites [n] of Gaussian classes."""
@@ -43,40 +43,40 @@ def made(
     return x, y, np.repeat([f"site-{number:03}" for number in range(sites)], rows)
 
 
-def fit(asked: argparse.Namespace) -> dict[str, Any]:
-    """Fit once in this process."""
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Fit once in this process; seconds, GiB, and what rehearsal chose."""
     from acclimate import AdaptiveClassifier
 
-    x, y, sites = made(asked.classes, asked.sites, asked.rows, asked.features, asked.seed)
-    said: list[float] = []
-    before, cpu = time.monotonic(), time.process_time()
+    sizes = options.classes, options.sites, options.rows, options.features
+    x, y, sites = draw_sites(*sizes, options.seed)
+    times: list[float] = []  # of every word of progress
+    start, cpu = time.monotonic(), time.process_time()
 
     def watch(phase: str, done: int, total: int, note: str) -> None:
-        said.append(time.monotonic())
+        times.append(time.monotonic())
 
-    model = AdaptiveClassifier(seed=asked.seed, device="cpu", watch=watch).fit(x, y, sites)
-    wall, cpu = time.monotonic() - before, time.process_time() - cpu
-    gaps = np.diff([before, *said, time.monotonic()])
+    model = AdaptiveClassifier(seed=options.seed, device="cpu", watch=watch).fit(x, y, sites)
+    end, cpu = time.monotonic(), time.process_time() - cpu
     rehearsal = model.trained.rehearsal
     return {
-        "wall": wall,
+        "wall": end - start,
         "cpu": cpu,
-        "silence": float(gaps.max()),
+        "silence": float(np.diff([start, *times, end]).max()),
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "chosen": None if rehearsal is None else dict(rehearsal.chosen),
     }
 
 
 @contextmanager
-def others(count: int) -> Iterator[None]:
+def busy_processes(count: int) -> Iterator[None]:
     """So many processes that each keep a core busy."""
-    busy = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
+    processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
     try:
         yield
     finally:
-        for one in busy:
-            one.kill()
-            one.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def main() -> None:
@@ -90,22 +90,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--busy", type=int, default=0, help="also beside so many busy processes")
     parser.add_argument("--once", action="store_true", help="in this process; prints JSON")
-    asked = parser.parse_args()
-    if asked.once:
-        print(json.dumps(fit(asked)))
+    options = parser.parse_args()
+    if options.once:
+        print(json.dumps(measure(options)))
         return
     print(f"load {os.getloadavg()[0]:.1f} before; {len(os.sched_getaffinity(0))} cores")
     command = [sys.executable, __file__, "--once", *sys.argv[1:]]
-    for count in dict.fromkeys((0, asked.busy)):
-        with others(count):
-            ended = subprocess.run(
-                command, stdout=subprocess.PIPE, text=True, timeout=MOST, check=True
+    for count in dict.fromkeys((0, options.busy)):
+        with busy_processes(count):
+            process = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, timeout=TIME_LIMIT, check=True
             )
-        found = json.loads(ended.stdout.splitlines()[-1])
+        result = json.loads(process.stdout.splitlines()[-1])
         print(
-            f"beside {count} busy processes: {found['wall']:.1f} s, {found['cpu']:.1f} s of "
-            f"processor time, at most {found['silence']:.1f} s without a word, "
-            f"{found['memory']:.1f} GiB; chosen: {found['chosen']}"
+            f"beside {count} busy processes: {result['wall']:.1f} s, {result['cpu']:.1f} s of "
+            f"processor time, at most {result['silence']:.1f} s without a word, "
+            f"{result['memory']:.1f} GiB; chosen: {result['chosen']}"
         )
 
 

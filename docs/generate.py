@@ -1,9 +1,10 @@
 """Write the generated parts of the documentation: docs/cli.md, docs/settings.md, docs/metrics.md,
-the names in docs/algorithms.md, the tree of files in docs/architecture.md and the table in
-README.md; then name the measured tables that are older than the code that makes them. `python
-docs/generate.py --check` fails where generated parts are out of date."""
+docs/openapi.json, the names in docs/algorithms.md, the tree of files in docs/architecture.md and
+the table in README.md; then name the measured tables that are older than the code that makes them.
+`python docs/generate.py --check` fails where generated parts are out of date."""
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from acclimate.config.values import Setting
 from acclimate.learn.algorithms import ALGORITHMS, choose
 from acclimate.learn.embeddings import embedding_settings
 from acclimate.records.metrics import METRICS
+from acclimate.serve.app import make_app
 from acclimate.sweep.settings import SweepConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -228,12 +230,18 @@ def first_sentence(path: Path) -> str:
     return re.split(r"(?<=[.?]) (?=[A-Z])", paragraph)[0].rstrip(".")
 
 
+def openapi() -> str:
+    """The routes of `acclimate serve`."""
+    return json.dumps(make_app(None).openapi(), indent=1, ensure_ascii=False) + "\n"
+
+
 def main() -> None:
     wanted = {
         ROOT / "docs" / "algorithms.md": algorithms(),
         ROOT / "docs" / "architecture.md": architecture(),
         ROOT / "docs" / "cli.md": cli_reference(),
         ROOT / "docs" / "metrics.md": metrics_reference(),
+        ROOT / "docs" / "openapi.json": openapi(),
         ROOT / "docs" / "settings.md": settings_reference(),
         ROOT / "README.md": readme(),
     }

@@ -152,7 +152,8 @@ def test_rehearsal_of_a_trained_backbone(
     names = np.repeat([f"site-{number}" for number in range(5)], 60)
     data = Manifest.from_arrays(images, np.array(["a", "b"])[y], names, val_share=0.5)
     settings = {"train.steps": 12, "train.optimiser.lr": 0.01, "adapt.rehearse": True, **SITE}
-    train(tiny("erm", **{"adapt.depth": depth, **settings}), data, tmp_path / "run")
+    linear = {"adapt.depth": depth, "model.head": "linear"}
+    train(tiny("erm", **linear, **settings), data, tmp_path / "run")
     golden(f"rehearsal of a backbone, {depth}", rehearsal_of(tmp_path / "run"))
     golden(f"auto of a backbone, {depth}", adapted(tmp_path / "run", images[-60:]))
 
@@ -177,7 +178,7 @@ def test_losses(
     algorithm: str, golden: Golden, tiny: Tiny, features: Manifest, tree: Path, tmp_path: Path
 ) -> None:
     for name, data in (("features", features), ("images", Manifest.from_folder(tree))):
-        config = tiny(algorithm, **{"train.steps": 8})
+        config = tiny(algorithm, **{"train.steps": 8, "model.head": "linear"})
         train(config, data, tmp_path / name)
         lines = (tmp_path / name / "records.jsonl").read_text().splitlines()
         losses = [entry for entry in map(json.loads, lines) if entry["kind"] == "loss"]

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def run(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
+def files_below(folder: Path) -> list[Path]:
+    parts = ("acclimate.egg-info", "__pycache__")
+    return [path for path in folder.rglob("*") if path.is_file() and not {*path.parts} & {*parts}]
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not (find_spec("build") and find_spec("twine")), reason="build and twine")
 def test_the_wheel_works_without_the_repository(tmp_path: Path) -> None:
@@ -71,6 +77,9 @@ def test_the_wheel_works_without_the_repository(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, cwd=source)
     archive, wheel = sorted(dist.iterdir(), key=lambda path: path.suffix)
     run(sys.executable, "-m", "twine", "check", "--strict", archive, wheel, cwd=tmp_path)
+    wanted = {path.relative_to(source / "src").as_posix() for path in files_below(source / "src")}
+    with zipfile.ZipFile(wheel) as content:
+        assert wanted <= {*content.namelist()}
     shutil.rmtree(source)
 
     home = tmp_path / "venv"

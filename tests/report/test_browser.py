@@ -21,7 +21,10 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright's Python client")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -106,6 +106,8 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert "<h4>&lt;script&gt;alert(1)&lt;/script&gt; (2)</h4>" in parts["Sites side by side"]
     assert "<h4>a\\u202egpj (2)</h4>" in parts["Sites side by side"]
     assert "x" * 200 not in text and len(text) < 400_000
+    titles = re.findall("<h3>(.*?)</h3>", parts["Sites side by side"])
+    assert len(titles) == 2 and max(map(len, titles)) == 90
 
 
 @pytest.mark.slow
@@ -127,6 +129,9 @@ def test_a_thumbnail_is_small_and_whole() -> None:
     assert head == "data:image/jpeg;base64"
     image = Image.open(io.BytesIO(base64.b64decode(data)))
     assert image.size == (128, 128) and len(base64.b64decode(data)) <= MOST_BYTES
+    file = io.BytesIO()
+    Image.new("RGB", (50, 40)).save(file, "JPEG", comment=b"secret" * 5000)
+    assert len(thumbnail(file.getvalue())) < 2000
     assert thumbnail(b"no image") == thumbnail(Path("/nowhere.jpg")) == ""
 
 

@@ -16,6 +16,7 @@ from acclimate.serve.tokens import SCOPES, Tokens, add_token
 from fixtures.models import CLASSES, SIZE, make_trained
 from fixtures.servers import files, pictures
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SITE = "/v1/sites/north"
 
 
@@ -344,3 +345,8 @@ def test_a_fault_of_the_server_is_one_line_and_no_secret(
     assert "inside" not in sentence
     fault = next(record for record in caplog.records if record.levelname == "ERROR")
     assert fault.exc_info is not None
+
+
+def test_the_openapi_in_the_repository_is_that_of_the_server(running: Any) -> None:
+    stored = json.loads((ROOT / "docs" / "openapi.json").read_text(encoding="utf-8"))
+    assert running.client.get("/openapi.json").json() == stored, "run `make docs`"

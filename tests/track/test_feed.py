@@ -14,6 +14,7 @@ from acclimate.records.folder import RunFolder
 from acclimate.records.records import key_of, values_by_use
 from acclimate.rehearse.training import train
 from acclimate.track import TRACKERS, replay, tracked
+from acclimate.track.mlflow import name_of
 from fixtures.command_line import command
 from fixtures.errors import refused
 from fixtures.interruption import Killed, assert_same_weights, count_writes
@@ -163,6 +164,11 @@ def test_commands(features: Manifest, tmp_path: Path) -> None:
         command("track", sweep, "--to", "seen", "--model")
     with refused(ConfigError, "--site", "--model"):
         command("track", sweep, "--to", "mlflow", "--site", "north.safetensors")
+
+
+def test_names_for_mlflow() -> None:
+    assert name_of("final/café 1.b/top-1") == "final/café 1.b/top-1"
+    assert name_of("a(b") == "a_28_b" != name_of("a)b")
 
 
 def test_means_never_mix_two_uses(fit: Fit, tmp_path: Path) -> None:

@@ -44,11 +44,11 @@ class Example(NamedTuple):
 @pytest.fixture(scope="module")
 def example() -> Example:
     rng = np.random.default_rng(0)
-    label = rng.choice(3, 300)
-    x = rng.normal(size=(300, 4))
+    label = rng.choice(3, 200)
+    x = rng.normal(size=(200, 4))
     x[:, 0] += 2.0 * label
     settings = TINY | SMALL | {"train.steps": 60, "train.per_domain": 20}
-    sites = np.repeat([*"vwxyz"], 60)
+    sites = np.repeat([*"vwxyz"], 40)
     model = AdaptiveClassifier(settings=settings, device="cpu").fit(x.astype("f4"), label, sites)
     state = adapt(model.trained, rows(200, 1)).state
     assert state is not None

@@ -22,6 +22,7 @@ from acclimate.core.text import printable
 GROUPS = {  # by what people do, in the order of work
     "Your images, from folders to a file that predicts": (
         *("inspect", "train", "adapt", "predict", "suggest", "watch", "evaluate", "export"),
+        "forget",
     ),
     "Many sites behind one address": ("serve", "token"),
     "Data sets": ("build", "pack"),

@@ -169,7 +169,8 @@ def _read_digest(path: str) -> bytes | None:
         return None
 
 
-def _store() -> sqlite3.Connection:
+def open_store() -> sqlite3.Connection:
+    """The cache of files' digests."""
     folder = user_cache("digests")
     if folder is None:
         raise FileNotFoundError("no folder for caches")
@@ -186,7 +187,7 @@ def _recall(paths: Sequence[str]) -> dict[str, tuple[str, bytes]]:
     """What the cache says of files: their state then, and their digest. It may be gone or damaged:
     then files are read again."""
     known: dict[str, tuple[str, bytes]] = {}
-    with suppress(sqlite3.Error, OSError), closing(_store()) as store:
+    with suppress(sqlite3.Error, OSError), closing(open_store()) as store:
         for start in range(0, len(paths), AT_ONCE):
             part = [os.fsencode(path) for path in paths[start : start + AT_ONCE]]
             marks = ",".join("?" * len(part))
@@ -203,7 +204,7 @@ def _remember(files: Sequence[tuple[str, str, bytes | None]]) -> None:
     rows = [(os.fsencode(path), state, digest) for path, state, digest in files]
     with suppress(sqlite3.Error, OSError):
         if rows:
-            with closing(_store()) as store:
+            with closing(open_store()) as store:
                 store.execute("BEGIN IMMEDIATE")
                 store.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", rows)
                 store.execute("COMMIT")

@@ -83,9 +83,13 @@ class Features:
         """Features centred and scaled by these rows, and layers on them where asked for."""
         width = self.x.shape[1]
         built = build_backbone("mlp", in_features=width) if layers else identity_backbone(width)
-        rows = np.concatenate(self.domains)
-        built.set_statistics(*row_statistics(lambda: map(self.at, in_parts(rows))))
+        built.set_statistics(*self._statistics)
         return built.to(self.x.device)
+
+    @cached_property
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        rows = np.concatenate(self.domains)
+        return row_statistics(lambda: map(self.at, in_parts(rows)))
 
     @cached_property
     def _counts(self) -> np.ndarray:

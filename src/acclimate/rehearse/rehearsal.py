@@ -10,10 +10,13 @@ trained, it has seen them, and the rehearsal says so; unless whole models were t
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +75,7 @@ CONCENTRATION = 0.3  # of the Dirichlet distribution that frequencies are drawn 
 LABELLED = (5, 10, 20, 50)  # images of a new site that somebody might label
 MOST_LABELLED = 20  # sites whose labels are tried
 STRENGTHS = (10.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # of `labels`; of equal ones the firmest
+PIECES = 3  # of a fold, that are told of: network, second path, regressions
 _GRID = torch.logspace(-1, 1, 41, dtype=torch.float64)  # temperatures
 
 # From a fold to the features [m, f] of images and the plain head on them, trained without it.
@@ -119,14 +123,23 @@ def rehearse_run(
     store = folder / json_digest([run_identity(plan), weights])[:16]
     features, read = extract_features(now, predictor)
     data = rehearsal_data(plan, features, read)
-    every, heads = range(len(plan.train_domains)), {NETWORK: predictor.head, **data.given}
-    part, site = features.among(every, data.fitted), None
-    if data.second and len(every) > LEAST_DOMAINS:
-        now.watch("heads", 0, 1, "all sites")
-        site = fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, store=store)
+    every, heads = range(len(plan.train_domains)), dict(data.given)
+    part = features.among(every, data.fitted)
 
-    if data.exact and data.layers and retrained is None and len(every) > 1:
-        heads[NETWORK] = _fit_network(data, part, config.adapt.site, config.seed, store)
+    def fit_second() -> Site | None:
+        if not data.second or len(every) <= LEAST_DOMAINS:
+            return None
+        return fit_site(part, plan.train_domains, config.adapt.site, seed=config.seed, store=store)
+
+    def fit_first() -> Head:
+        if not (data.exact and data.layers and retrained is None and len(every) > 1):
+            return predictor.head
+        return _fit_network(data, part, config.adapt.site, config.seed, store)
+
+    now.watch("heads", 0, 1, "all sites")
+    with _workers(data) as pool:
+        second, first = pool.submit(fit_second), pool.submit(fit_first)
+        site, heads[NETWORK] = second.result(), first.result()
 
     def logits_of(name: str) -> Tensor:
         if name not in heads:
@@ -205,21 +218,32 @@ def _fit_folds(
     retrained: Retrained | None,
     store: Path | None,
 ) -> Iterator["FoldHeads"]:
-    """What is fitted without the domains of each fold, on a CPU as many folds at a time as it has
-    cores: a fold is too small to be split."""
+    """What is fitted without the domains of each fold."""
+
+    one_at_a_time, pieces = Lock(), count(1)
 
     def fit(fold: Fold) -> FoldHeads:
-        part = store and store / f"fold-{fold.number + 1}"
-        return _fit_fold(data, fold, config, seed, retrained, part)
+        names = ", ".join(data.names[domain] for domain in fold.held_out)
 
-    workers = min(cores(), len(folds)) if data.features.x.device.type == "cpu" else 1
-    pool = ThreadPoolExecutor(workers)
+        def tell() -> None:
+            with one_at_a_time:
+                watch("rehearsal", next(pieces), PIECES * len(folds), names[:40])
+
+        part = store and store / f"fold-{fold.number + 1}"
+        return _fit_fold(data, fold, config, seed, retrained, part, tell)
+
+    watch("rehearsal", 0, PIECES * len(folds), "")
+    with _workers(data) as pool:
+        yield from pool.map(fit, folds)
+
+
+@contextmanager
+def _workers(data: RehearsalData) -> Iterator[ThreadPoolExecutor]:
+    """Threads for work of which each piece is too small to be split: on a CPU one for each core."""
+    pool = ThreadPoolExecutor(cores() if data.features.x.device.type == "cpu" else 1)
     try:
-        for done, fitted in enumerate(pool.map(fit, folds)):
-            names = ", ".join(data.names[domain] for domain in fitted.fold.held_out)
-            watch("rehearsal", done + 1, len(folds), names[:40])
-            yield fitted
-    finally:  # whoever stops a rehearsal need not wait for folds that have not begun
+        yield pool
+    finally:  # whoever stops a rehearsal need not wait for pieces that have not begun
         pool.shutdown(cancel_futures=True)
 
 
@@ -251,7 +275,6 @@ def _conclusion(
     louder = 1.0 if final is None else _louder(final(base), stood_in)
     if head != PAIR:
         temperatures["none"] *= louder  # of a pair, only the network's part has another scale
-    trials: list[Trial] = []
     for place, domain in enumerate(held_out):
         # Temperatures come from the other domains: a domain's own labels must not help it.
         others = {
@@ -259,10 +282,12 @@ def _conclusion(
             for start, own in losses.items()
         }
         domain.calibrate(others)
-        watch("trials", place, len(held_out), domain.name)
+
+    def trials_at(place: int) -> list[Trial]:
         file = store and store / f"trials-{place + 1}.json"
-        trials += _once(file, partial(domain.trials, seed, len(data.names)))
-    watch("trials", len(held_out), len(held_out), "")
+        return _once(file, partial(held_out[place].trials, seed, len(data.names)))
+
+    trials = _tried(data, held_out, trials_at, "trials", watch)
     idle = () if _frequencies_differ(held_out) else _assuming_label_shift(trials)
     conclusion = conclude(trials, temperatures, exact=data.exact, idle=idle)
     another = [trial for fold in fitted for trial in fold.without_a_site]
@@ -287,20 +312,23 @@ def _with_steps(
     pixels: Pixels | None,
 ) -> Rehearsal:
     """With what is tried beside the chosen chains: their controls, labels, and other backbones."""
-    labelled, controls, again = list[Trial](), list[Trial](), list[Trial]()
-    for place, domain in enumerate(held_out):
-        watch("labels", place, len(held_out), domain.name)
-        file = store and store / f"labels-{place + 1}.json"
-        if place < MOST_LABELLED:
-            labelled += _once(file, partial(domain.label_trials, found, seed))
+
+    def controls_at(place: int) -> list[Trial]:
+        domain, file = held_out[place], store and store / f"controls-{place + 1}.json"
         other = data.held_out((domain.number + 1) % len(data.names))
-        file = store and store / f"controls-{place + 1}.json"
-        controls += _once(file, partial(domain.controls, found, other, seed))
-        if pixels is not None:
-            file = store and store / f"backbone-{place + 1}.json"
-            rows = data.held_out(domain.number)
-            again += _once(file, partial(domain.backbone_trials, found, pixels, rows, seed))
-    watch("labels", len(held_out), len(held_out), "")
+        return _once(file, partial(domain.controls, found, other, seed))
+
+    def labels_at(place: int) -> list[Trial]:
+        file = store and store / f"labels-{place + 1}.json"
+        return _once(file, partial(held_out[place].label_trials, found, seed))
+
+    controls = _tried(data, held_out, controls_at, "controls", watch)
+    labelled = _tried(data, held_out[:MOST_LABELLED], labels_at, "labels", watch)
+    again: list[Trial] = []
+    for place, domain in enumerate(held_out if pixels is not None else ()):
+        file, rows = store and store / f"backbone-{place + 1}.json", data.held_out(domain.number)
+        assert pixels is not None
+        again += _once(file, partial(domain.backbone_trials, found, pixels, rows, seed))
     promises, strengths = conclude_labels(labelled)
     return replace(
         with_controls(found, controls),
@@ -308,6 +336,23 @@ def _with_steps(
         label_strengths=strengths,
         backbone=promises_beside(again) if again else (),
     )
+
+
+def _tried(
+    data: RehearsalData,
+    held_out: Sequence["HeldOutDomain"],
+    trials_at: Callable[[int], list[Trial]],
+    phase: str,
+    watch: Watch,
+) -> list[Trial]:
+    """The trials at each of these domains, in their order."""
+    trials: list[Trial] = []
+    watch(phase, 0, len(held_out), "")
+    with _workers(data) as pool:
+        for place, own in enumerate(pool.map(trials_at, range(len(held_out)))):
+            watch(phase, place + 1, len(held_out), held_out[place].name)
+            trials += own
+    return trials
 
 
 def _frequencies_differ(held_out: Sequence["HeldOutDomain"]) -> bool:
@@ -350,7 +395,9 @@ def _fit_fold(
     seed: int,
     retrained: Retrained | None,
     store: Path | None,
+    tell: Callable[[], None],
 ) -> FoldHeads:
+    """`tell` is called after each of `PIECES`."""
     features = data.features
     if retrained is not None:
         x, network = retrained(fold)
@@ -358,10 +405,12 @@ def _fit_fold(
     part = features.among(fold.others, data.fitted & fold.apart)
     if retrained is None:
         network = _fit_network(data, part, config, seed, store)
+    tell()
     site = None
     if data.second and len(fold.others) >= LEAST_DOMAINS:
         names = [data.names[d] for d in fold.others]
         site = fit_site(part, names, config, seed=seed, store=store)
+    tell()
     held_out = {data.names[d]: data.held_out(d) for d in fold.held_out}
     alone = retrained is not None or not data.layers
     heads = {NETWORK: network} | ({} if alone else {**fit_regressions(part), **data.given})
@@ -377,6 +426,7 @@ def _fit_fold(
         rest = features.among(others, data.fitted & fold.apart)
         pair = {NETWORK: fit_regressions(rest, [LIGHT])[LIGHT], LIGHT: heads[LIGHT]}
         fewer = accuracies(pair, features, held_out)
+    tell()
     return FoldHeads(fold, models, trials, fewer)
 
 

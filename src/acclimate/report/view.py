@@ -16,7 +16,7 @@ from acclimate.core.errors import ImageError
 from acclimate.core.files import write_text
 from acclimate.core.grid import Cell, Grid
 from acclimate.core.text import short
-from acclimate.records.outputs import check_out
+from acclimate.records.folder import check_out
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.page import environment, slug
 
@@ -44,7 +44,7 @@ class Gallery:
 @dataclass(frozen=True)
 class Section:
     """What a heading stands above, in the order in which it is shown. Sections without any of it
-    are left out. Galleries under one title stand side by side; so do tables with their captions."""
+    are left out. Tables go by their captions; galleries under one title stand side by side."""
 
     heading: str
     text: Sequence[str] = ()
@@ -68,6 +68,7 @@ def write_view(
         "lead": short(lead, MOST_SENTENCE),
         "notes": _cut_lines(notes),
         "parts": [_ready(section) for section in sections if section.shown],
+        "MOST_LETTERS": MOST_LETTERS,
         "MOST_LINES": MOST_LINES,
     }
     write_text(out, environment().get_template("view.html").render(values))
@@ -78,7 +79,7 @@ def _ready(section: Section) -> Section:
     """With the thumbnails made, and everything as short as a page needs it."""
     with ThreadPoolExecutor() as pool:
         galleries = {
-            short(title, MOST_LETTERS): [
+            title: [
                 Gallery(short(one.title, MOST_LETTERS), list(pool.map(_drawn, one.pictures)))
                 for one in own
             ]
@@ -126,6 +127,7 @@ def thumbnail(source: str | Path | bytes) -> str:
     except ImageError:
         return ""
     image.thumbnail((_SIDE, _SIDE))
+    image.info.clear()  # a comment of the camera's would be written, however long
     for quality in (75, 50, 25, 5):
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality, optimize=True)

@@ -422,6 +422,8 @@ def _resolve(plan: Plan, side: int | None, device: str | None) -> tuple[Plan, st
     data, phi, main = config.data, config.embedding, config.train
     model, why = choose_model(config, side, device)
     frozen = model.freeze == "backbone"
+    # On features rehearsal fits the network anew, as it is in the folds: with a linear head.
+    alone = config.adapt.rehearse and (frozen or plan.manifest.has_features)
     scratch = model.backbone in WITHOUT_WEIGHTS or not (model.pretrained or model.weights)
     rate = RATES["frozen" if frozen else "scratch" if scratch else "pretrained"]
     # Images are small when their own side is, or when a small backbone was asked for.
@@ -447,6 +449,7 @@ def _resolve(plan: Plan, side: int | None, device: str | None) -> tuple[Plan, st
         "data.augment": augment,
         "model.backbone": model.backbone,
         "model.freeze": model.freeze,
+        "model.head": "linear" if alone else model.head,
         "embedding.mixup": mixup,
         "embedding.domains_per_step": slots_a,
         "embedding.steps": phi.steps or _passes(rows, slots_a * phi.per_domain, STEPS_A),

@@ -35,7 +35,7 @@ class Logbook(ABC):
             self.run.log({STEP: entry.step, **entry.values}, step=entry.number)
 
     def on_end(self, *, finished: bool) -> None:
-        self.run.finish()
+        self.library.finish()
 
 
 class WandB(Logbook):
@@ -49,7 +49,7 @@ class WandB(Logbook):
         return int(self.run.step)  # offline always 0: each session makes a whole run
 
     def on_end(self, *, finished: bool) -> None:
-        self.run.finish(exit_code=0 if finished else 1)
+        self.library.finish(exit_code=0 if finished else 1)
 
 
 class Trackio(Logbook):

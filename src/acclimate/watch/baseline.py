@@ -169,6 +169,8 @@ class Baseline:
 
     def levels(self, window: Window) -> dict[str, np.ndarray]:
         """The level of each image by each score: [n]"""
+        if not len(window):
+            return {name: np.zeros(0, int) for name in SCORES}
         features = window.features
         if not takes_features(self.site.trained.predictor):
             features = Pictures(window.hashes, features, window.hashes).halved().features

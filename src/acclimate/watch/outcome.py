@@ -98,6 +98,7 @@ def report_on(baseline: Baseline, looks: Sequence[Look], window: Window, new: in
     return replace(report, outcome="adapt again", reasons=(*reasons, *choice.why), gain=gain)
 
 
+@torch.no_grad()
 def _to_label(baseline: Baseline, window: Window) -> tuple[int, ...]:
     """Images to label, as different from each other as those that show anything are."""
     good = np.flatnonzero(~window.poor)

@@ -77,7 +77,7 @@ class Watch:
             images=images,
             known=torch.cat([self.known, new.hashes, new.unreadable])[-MOST_KNOWN:],
         )
-        entry = {"images": images, **{look.name: look.evidence for look in after.looks}}
+        entry = {"images": float(images), **{look.name: look.evidence for look in after.looks}}
         return replace(after, history=(*self.history, entry)[-MOST_HISTORY:])
 
     @property

@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate.config import ModelConfig
+from acclimate.config import ModelConfig, from_dict
 from acclimate.core.errors import WeightsError
-from acclimate.core.tensors import all_finite
+from acclimate.core.files import read_document
+from acclimate.core.tensors import all_finite, below
 from acclimate.core.text import reason_of
+from acclimate.records.folder import MODEL, WEIGHTS
 
 # What stands before a classifier's own tensors in the files of timm, torchvision and others.
 _HEADS = ("fc.", "_fc.", "classifier.", "head.", "head_dist.", "last_linear.")
+OF_A_RUN = "predictor.backbone.body."  # before the names of a trained model's backbone
 _LONGEST = 300  # characters of a list of tensors that do not fit
 FROM_ELSEWHERE = ("give --weights FILE", "--backbone efficientnet-lite0")
 _FROM_SCRATCH = "train from scratch with --set model.pretrained=false"
@@ -61,7 +64,10 @@ def weights_licence(model: ModelConfig) -> str:
     """Under which licence the weights came that a model started from: whoever passes it on needs
     it. What is not known is said to be so."""
     if model.weights:
-        name = Path(model.weights).name
+        name, described = Path(model.weights).name, Path(model.weights).with_name(MODEL)
+        if name == WEIGHTS and described.exists():  # of a run, which started from others
+            known = read_document(described)["config"]["model"]
+            return weights_licence(from_dict(ModelConfig, known, where=str(described)))
         return f"unknown: the backbone started from {name}; ask where it is from"
     if not model.pretrained or model.backbone in ("small-cnn", "mlp"):
         return "none: no pretrained weights, so that they are yours"
@@ -84,7 +90,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Tensors by name from a safetensors file or a torch state dict; halves become float32.
 
     Nothing but tensors is ever unpickled. A state dict may be nested under "state_dict" or
-    "model", and the "module." that data parallelism puts before every name is dropped.
+    "model", and the "module." that data parallelism puts before every name is dropped. Of a run's
+    model it is the predictor's backbone.
     """
     path = Path(path)
     if not path.is_file():
@@ -98,6 +105,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path} holds no tensors by name; give a state dict")
     if not all_finite(tensors.values()):
         raise WeightsError(f"{path} holds weights that are not finite; give another file")
+    tensors = below(tensors, OF_A_RUN) or tensors
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
     halves = (torch.float16, torch.bfloat16)
