@@ -27,7 +27,7 @@ from acclimate.serve.tables import Row
 from acclimate.watch import Baseline, Watch, Window
 from acclimate.watch.baseline import NO_HASHES, is_poor
 
-ENOUGH = 50  # images of a site that are looked at together
+ENOUGH = 100  # images of a site that are looked at together
 HELD = 50  # baselines in memory, each with the features of a site's sample
 LOGGER = logging.getLogger("acclimate.serve")
 
@@ -99,12 +99,13 @@ class Watcher:
             pending = self._pending.pop(row.name, [])
         row, baseline = self._baseline(row)
         window = _joined(pending, baseline.sample.stored.shape[1])
+        report: dict[str, Any]
         while True:
             stored = self.store.watch(row)
             so_far = Watch.start(baseline)
             if stored is not None and stored.baseline == baseline.digest:
                 if not window.total:
-                    report: dict[str, Any] = json.loads(stored.report)
+                    report = json.loads(stored.report)
                     return report
                 so_far = Watch.from_dict(json.loads(stored.watch))
             after, found = so_far.look(baseline, window)
@@ -114,7 +115,8 @@ class Watcher:
             values["report"] = json.dumps(facts)
             drift = max(look.evidence / look.threshold for look in after.looks)
             if not window.total or self.store.keep_watch(row, stored, drift, values):
-                return facts
+                report = json.loads(values["report"])
+                return report
 
     def _baseline(self, row: Row) -> tuple[Row, Baseline]:
         """As it was made last, unless the site has changed since."""
