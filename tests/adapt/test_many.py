@@ -14,7 +14,7 @@ from acclimate.config import RunConfig
 from acclimate.core.errors import ConfigError, StateMismatch, UnknownName
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
-from acclimate.learn.models.predictors import HeadsByDomain, LinearHead, classify_by_domain
+from acclimate.learn.models.predictors import HeadsByDomain, LinearHead
 from acclimate.rehearse.training import train
 from fixtures.errors import refused
 from fixtures.models import SIZE, make_trained
@@ -83,11 +83,15 @@ def test_biases_are_gathered_by_hand() -> None:
     for bias, head in zip(([0.0, 10.0], [5.0, 0.0]), heads, strict=True):
         head.load_state_dict({"last.weight": torch.eye(2), "last.bias": torch.tensor(bias)})
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    found = classify_by_domain(heads)(x, torch.tensor([1, 0, 1]))
+    many = HeadsByDomain()
+    for number, head in enumerate(heads):
+        many.put(number, head)
+    found = many.logits(x, [1, 0, 1])
     assert found.tolist() == [[6.0, 2.0], [3.0, 14.0], [10.0, 6.0]]
     with torch.no_grad():
         heads[1].last.weight[0, 0] = 2.0  # now they are two heads
-    found = classify_by_domain(heads)(x, torch.tensor([1, 0, 1]))
+    many.put(1, heads[1])
+    found = many.logits(x, [1, 0, 1])
     assert found.tolist() == [[7.0, 2.0], [3.0, 14.0], [15.0, 6.0]]
 
 

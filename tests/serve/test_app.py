@@ -344,6 +344,9 @@ def test_logs_hold_neither_images_nor_tokens(
         client.put(SITE)
         client.post(f"{SITE}/predict", files=files(pictures(2)), params={"unsure_below": 0.1})
         client.get(f"/v1/sites/no?token={secret}")
+        end = time.monotonic() + 10
+        while len(caplog.records) < 3 and time.monotonic() < end:
+            time.sleep(0.01)  # a line is written after its answer
     lines = [JsonLines().format(record) for record in caplog.records]
     _, predicted, unknown = map(json.loads, lines)
     assert (predicted["status"], predicted["images"], predicted["token"]) == (200, 2, "camera-7")

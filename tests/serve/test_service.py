@@ -80,6 +80,25 @@ def test_a_site_without_images_has_the_plain_model(open_service: Open) -> None:
 
 
 @pytest.mark.parametrize("database", BOTH, indirect=True)
+@pytest.mark.parametrize("kind", ["concat", "rehearsed"])
+def test_sites_share_what_they_have_in_common(open_service: Open, kind: str) -> None:
+    """In memory, a site has its last layer or its biases, and nothing of its pictures."""
+    service = open_service(kind)
+    for number, name in enumerate(("north", "south")):
+        service.create_site(name, method="embedding+prior")
+        service.add_images(name, uploads(pixels(20, seed=number)))
+    one, two = (
+        dict(service.classifiers.current(name).adapted.predictor.head.named_parameters())
+        for name in ("north", "south")
+    )
+    own = [name for name in one if one[name].data_ptr() != two[name].data_ptr()]
+    assert 0 < len(own) < len(one)
+    assert all(name.endswith(("first.bias", "last.weight", "last.bias")) for name in own)
+    state = service.classifiers.current("north").adapted.state
+    assert state is not None and not len(state.pictures)
+
+
+@pytest.mark.parametrize("database", BOTH, indirect=True)
 def test_methods_on_the_backbone_are_allowed_by_name(open_service: Open) -> None:
     rows = pixels(30)
     with refused(ConfigError, "'bn'", "--allow-backbone"):

@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from acclimate.core.errors import ConfigError, StoreError, UnknownSite
 from acclimate.serve import Service, Store
-from acclimate.serve.store import packed
+from acclimate.serve.rows import packed
 from acclimate.serve.tables import SCHEMA
 from fixtures.errors import refused
 from fixtures.models import CLASSES
@@ -153,6 +154,20 @@ def test_replicas_are_one(open_service: Open) -> None:
     entries = [entry for entry in views[0].history if entry["what"] == "images"]
     assert sum(entry["pictures"] for entry in entries) == 60
     assert len({entry["revision"] for entry in views[0].history}) == len(views[0].history)
+
+
+def test_replicas_create_a_site_once(open_service: Open) -> None:
+    services, together = [open_service("concat") for _ in range(3)], threading.Barrier(3)
+
+    def create(service: Service) -> int:
+        together.wait(60)
+        return [service.create_site(f"site-{number}").revision for number in range(10)].count(1)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(create, services)) == [10, 10, 10]
+    sites = services[0].sites()
+    assert [site.name for site in sites] == [f"site-{number}" for number in range(10)]
+    assert len(services[0].site("site-0").history) == 1
 
 
 def test_replicas_see_each_others_changes_at_once(open_service: Open) -> None:

@@ -1,7 +1,6 @@
 """Images of all sites in one batch: one pass of the backbone, and each row by its site's head."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,11 +17,11 @@ from acclimate.core.text import count
 from acclimate.data.source import to_float
 from acclimate.learn.embeddings import Embedding
 from acclimate.learn.models import Backbone, Head
-from acclimate.learn.models.predictors import classify_by_domain
+from acclimate.learn.models.predictors import HeadsByDomain
 
 # Seconds by which each image of a call lets others go first: one of many images holds up nobody.
 PACE = 0.02
-STACKED = 16  # combinations of heads that are kept stacked
+ROOM = 1 << 28  # bytes of what is a head's own, of heads that are kept for later batches
 
 
 class Made(NamedTuple):
@@ -70,8 +69,7 @@ class Batcher:
         self._coming = 0  # images that there is room for,
         self._awaited = 0  # and those of them that are not here yet
         self._closed = False
-        self._stacks: OrderedDict[tuple[Head, ...], Callable[[Tensor, Tensor], Tensor]]
-        self._stacks = OrderedDict()
+        self._heads = HeadsByDomain()
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
         self._thread.start()
 
@@ -173,24 +171,14 @@ class Batcher:
 
     def _classify(self, heads: Sequence[Head], features: Sequence[Tensor]) -> Sequence[Tensor]:
         """Logits of each part by its own head."""
-        different = tuple(dict.fromkeys(heads))
-        numbers = {head: number for number, head in enumerate(different)}
+        for head in heads:
+            if head not in self._heads:
+                self._heads.put(head, head)
         sizes = [len(part) for part in features]
-        which = torch.tensor([numbers[head] for head in heads]).repeat_interleave(
-            torch.tensor(sizes)
-        )
-        rows = torch.cat(list(features))
-        logits = self._stacked(different)(rows, which.to(rows.device))
+        own = [head for head, size in zip(heads, sizes, strict=True) for _ in range(size)]
+        logits = self._heads.logits(torch.cat(list(features)), own)
+        self._heads.trim(ROOM)
         return torch.split(logits.float().cpu(), sizes)
-
-    def _stacked(self, heads: tuple[Head, ...]) -> Callable[[Tensor, Tensor], Tensor]:
-        """`classify_by_domain` of these heads, as it was made last time."""
-        if heads not in self._stacks:
-            self._stacks[heads] = classify_by_domain(heads)
-            while len(self._stacks) > STACKED:
-                self._stacks.popitem(last=False)
-        self._stacks.move_to_end(heads)
-        return self._stacks[heads]
 
 
 def _made(job: Job, logits: Tensor | None, features: Tensor, images: Tensor) -> Made:

@@ -19,7 +19,8 @@ from acclimate.data.source import MOST_THREADS
 from acclimate.learn.embeddings.pictures import picture_hashes
 from acclimate.serve.batcher import Reservation
 from acclimate.serve.models import ServedModel
-from acclimate.serve.store import Arrivals, Content, packed
+from acclimate.serve.rows import Content, packed
+from acclimate.serve.store import Arrivals
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 KEY = re.compile(r"[\x21-\x7e]{1,200}")

@@ -38,8 +38,8 @@ METRICS = APIRouter(tags=["metrics"], responses=failures(Refusal))
 async def list_sites(request: Request) -> Response:
     """All sites, briefly, and the models that they may use, that of new sites first."""
     server = server_of(request)
-    sites = await run(server.predicting, server.service.overview)
-    return as_json({"models": list(server.service.models), "sites": list(sites.values())})
+    sites = await run(server.predicting, server.service.sites)
+    return as_json({"models": list(server.service.models), "sites": sites})
 
 
 @SITES.put(

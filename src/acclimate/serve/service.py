@@ -1,23 +1,17 @@
 """What a server does, without the server: sites, their images, predictions for all of them."""
 
-import json
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from acclimate import __version__
 from acclimate.adapt.choice import sure_answer
-from acclimate.adapt.classifier import Adapted
 from acclimate.adapt.suggest import choose_rows
 from acclimate.core.distributed import pick_device
-from acclimate.core.errors import AcclimateError, ConfigError, OverLimit, StoreError, unknown
+from acclimate.core.errors import AcclimateError, ConfigError, OverLimit
 from acclimate.core.text import count
 from acclimate.learn.model import Trained
 from acclimate.serve.batcher import Batcher, Made, Reservation
@@ -31,26 +25,15 @@ from acclimate.serve.calls import (
     number_of,
     picture_id,
 )
+from acclimate.serve.classifiers import Classifiers
 from acclimate.serve.limits import Limits
-from acclimate.serve.models import Point, ServedModel
+from acclimate.serve.models import Point
 from acclimate.serve.store import Outcome, Store
 from acclimate.serve.tables import Row
-from acclimate.serve.views import Added, Prediction, SiteView, facts_of
+from acclimate.serve.views import Added, Prediction, SiteView
 from acclimate.serve.watching import Watcher, window_of
-from acclimate.watch import Baseline
-from acclimate.watch.baseline import LEAST
 
 LOCKS = 16  # sites whose classifiers are made at the same time
-
-
-@dataclass(frozen=True)
-class Current:
-    """A site's classifier, and what is known of it."""
-
-    row: Row
-    model: ServedModel
-    adapted: Adapted
-    facts: Mapping[str, Any]
 
 
 class Service:
@@ -84,20 +67,16 @@ class Service:
         of their own. `batch` images have one pass, or fewer after `wait` seconds; `room` images may
         be waiting. `told` hears of every batch: its images, and how many seconds it took.
         """
-        if not models:
-            raise ConfigError("there is no model to serve; give at least one")
         if keep < 1:
             raise ConfigError(f"keep is {keep}; a site keeps one image or more")
-        self.models = {name: ServedModel(name, trained) for name, trained in models.items()}
-        self.default = next(iter(self.models))
         self.store, self.keep, self.allow_backbone = store, keep, allow_backbone
         self.limits = Limits() if limits is None else limits
+        self.classifiers = Classifiers(models, store, self.limits.classifiers)
+        self.models = self.classifiers.models
+        self.default = next(iter(self.models))
         self.batcher = Batcher(most=batch, wait=wait, room=room, told=told)
         self._decoder = Decoder(self.limits.image_mib)
-        self._making = [threading.Lock() for _ in range(LOCKS)]
-        self._current: OrderedDict[str, Current] = OrderedDict()
-        self.watcher = Watcher(store, self._baseline)
-        self._looking = threading.Lock()  # at what is current
+        self.watcher = Watcher(store, self.classifiers.baseline)
 
     @classmethod
     def open(
@@ -127,7 +106,7 @@ class Service:
     ) -> SiteView:
         """The site of this name, which may be there already. `method` is as of `adapt`."""
         check_name(name)
-        served, chain = self._model(model or self.default), method or "auto"
+        served, chain = self.classifiers.model(model or self.default), method or "auto"
         if served.changes_backbone(chain) and not self.allow_backbone:
             raise ConfigError(
                 f"method '{chain}' changes the backbone, so that each image of the site would have "
@@ -149,16 +128,11 @@ class Service:
         """All sites by name, without their history."""
         return [self._view(row, history=False) for row in self.store.all()]
 
-    def overview(self) -> dict[str, SiteView]:
-        """All sites by their names."""
-        return {view.name: view for view in self.sites()}
-
     def delete(self, name: str) -> None:
         """Nothing of the site is left, in memory or in the database's tables."""
         self.store.delete(name)
         self.watcher.forget(name)
-        with self._looking:
-            self._current.pop(name, None)
+        self.classifiers.forget(name)
 
     def rollback(self, name: str, revision: int | None = None) -> SiteView:
         """Forget images and labels that came after `revision`; None: those that came last."""
@@ -168,7 +142,7 @@ class Service:
     def move(self, name: str, model: str) -> SiteView:
         """Let the site use another model: at once by its stored features if both have the same
         backbone, else when enough new images have come. Until then it stays with the old model."""
-        served, row = self._model(model), self.store.find(name)
+        served, row = self.classifiers.model(model), self.store.find(name)
         served.changes_backbone(row.method)
         at_once = row.model not in self.models or not self.store.kept(name).images
         self.store.move(name, served.name, served.extractor, at_once=at_once)
@@ -191,9 +165,11 @@ class Service:
         given = [None] * len(images) if labels is None else list(labels)
         if len(given) != len(images):
             raise ConfigError(f"there are {len(images)} images and {len(given)} labels")
-        digest = digest_of(*images, *(repr(label) for label in given))
-        if key is not None and (before := self.store.answer(name, key, digest)):
-            return self._added(name, before)
+        digest = ""
+        if key is not None:
+            digest = digest_of(*images, *(repr(label) for label in given))
+            if (before := self.store.answer(name, key, digest)) is not None:
+                return self._added(name, before)
         with self.batcher.reserve(len(images)) as room:
             outcome = self._add(name, images, given, key, digest, room)
         return self._added(name, outcome)
@@ -211,7 +187,7 @@ class Service:
         looks: dict[str, Look] = {}
         while True:
             row = self.store.find(name)
-            models = self._models_of(row)
+            models = self.classifiers.of(row)
             models[0].check_classes(labels)
             for model in models:
                 if model.extractor not in looks:
@@ -234,7 +210,7 @@ class Service:
     ) -> Added:
         """Label pictures by their ids; None takes a label back."""
         check_key(key)
-        self._models_of(self.store.find(name))[0].check_classes(labels.values())
+        self.classifiers.of(self.store.find(name))[0].check_classes(labels.values())
         numbers = {number_of(picture): label for picture, label in labels.items()}
         digest = digest_of(*(f"{picture}={label!r}" for picture, label in labels.items()))
         about = {"pictures": list(labels)}
@@ -245,7 +221,7 @@ class Service:
         """So many pictures to label, as different from each other as those without a label are."""
         if count < 1:
             raise ConfigError(f"count is {count}; ask for one image or more")
-        current, kept = self._classifier(name), self.store.kept(name)
+        current, kept = self.classifiers.current(name), self.store.kept(name)
         rows = [i for i, number in enumerate(kept.hashes.tolist()) if number not in kept.labels]
         if not rows:
             return []
@@ -274,12 +250,12 @@ class Service:
         With `at_least` or `unsure_below`, as of `Adapted.predict`, an image that is not sure has no
         label."""
         self._check_count(images)
-        current = self._classifier(name)
+        current = self.classifiers.current(name)
         adapted = current.model.unadapted if plain else current.adapted
         if at_least is not None:
             answer = sure_answer(adapted.trained, adapted.state, at_least)
             unsure_below = max(answer.threshold, unsure_below)
-        watched = self._watches(current) and not plain
+        watched = current.watched and not plain
         answers, parts = dict[int, Prediction](), list[tuple[int, Decoded, Future[Made] | None]]()
         with self.batcher.reserve(len(images)) as room:
             # The next images are decoded while the first are on their way.
@@ -298,11 +274,6 @@ class Service:
                     self.watcher.see(current.row, window_of(decoded, made))
         return [answers[place] for place in range(len(images))]
 
-    def _watches(self, current: Current) -> bool:
-        """Whether a site can be watched: see `ServedModel.baseline`."""
-        own = current.adapted.predictor.backbone is current.model.backbone
-        return own and current.facts["kept"] >= LEAST
-
     # What else is known of sites
 
     def drift(self, name: str) -> dict[str, Any]:
@@ -310,15 +281,11 @@ class Service:
         fields of `WatchReport`, and the evidence over time as `history`."""
         return self.watcher.report(self.store.find(name))
 
-    def _baseline(self, name: str) -> tuple[Row, Baseline]:
-        kept = self.store.kept(name)
-        return kept.row, self._models_of(kept.row)[0].baseline(kept)
-
     def export(self, name: str) -> bytes:
         """The site's classifier as an ONNX file."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / "site.onnx"
-            self._classifier(name).adapted.export(path)
+            self.classifiers.current(name).adapted.export(path)
             return path.read_bytes()
 
     def training_map(self) -> dict[str, dict[str, Mapping[str, Point]]]:
@@ -338,67 +305,9 @@ class Service:
             if model.plane is not None
         }
 
-    def _model(self, name: str) -> ServedModel:
-        if name not in self.models:
-            raise unknown(f"there is no model '{name}' here", name, self.models)
-        return self.models[name]
-
-    def _models_of(self, row: Row) -> list[ServedModel]:
-        """The model in use, and the one that the site moves to."""
-        names = [row.model, *([row.next_model] if row.next_model in self.models else [])]
-        models = [self._model(name) for name in names]
-        if models[0].extractor != row.extractor:
-            raise StoreError(
-                f"site '{row.name}' was made with another model of the name '{row.model}'; serve "
-                f"that one, or move the site"
-            )
-        return models
-
-    def _classifier(self, name: str) -> Current:
-        """The site's classifier as of now: made again if the site has changed since."""
-        row = self.store.find(name)
-        if (current := self._current_of(row)) is not None:
-            return current
-        with self._making[hash(name) % LOCKS]:
-            if (current := self._current_of(row)) is not None:
-                return current
-            kept = self.store.kept(name)
-            model = self._models_of(kept.row)[0]
-            adapted = model.adapt(kept)
-            facts = json.loads(json.dumps(facts_of(adapted, kept, model.point(adapted))))
-            current = Current(kept.row, model, adapted, facts)
-            with self._looking:
-                self._current[name] = current
-                while len(self._current) > self.limits.classifiers:
-                    self._current.popitem(last=False)
-            return current
-
-    def _current_of(self, row: Row) -> Current | None:
-        """What is current, if it is of this very row."""
-        with self._looking:
-            current = self._current.get(row.name)
-            if current is None or _version(current.row) != _version(row):
-                return None
-            self._current.move_to_end(row.name)
-            return current
-
-    def _facts(self, row: Row) -> Mapping[str, Any]:
-        """What is known of a site's classifier; it is written down, and made once by whichever
-        service is asked first."""
-        model = self._models_of(row)[0]
-        stamp = f"{row.revision} {model.trained.digest()} {__version__}"
-        if row.facts is not None:
-            stored: dict[str, Any] = json.loads(row.facts)
-            if stored.pop("of") == stamp:
-                return stored
-        current = self._classifier(row.name)
-        if _version(current.row) == _version(row):
-            self.store.note_facts(row, json.dumps({"of": stamp, **current.facts}))
-        return current.facts
-
     def _view(self, row: Row, *, history: bool = True) -> SiteView:
         try:
-            facts = self._facts(row)
+            facts = self.classifiers.facts(row)
         except AcclimateError as error:  # its model is not served
             facts = {"images": 0, "kept": 0, "labelled": 0, "method": "none", "notes": [str(error)]}
         entries = self.store.history(row) if history else ()
@@ -446,7 +355,3 @@ def _predictions(
         for place, row in zip(decoded.places, rows, strict=True):
             answers[start + place] = Prediction.of(row, classes, unsure_below, start + place)
     return answers
-
-
-def _version(row: Row) -> tuple[int, int]:
-    return row.id, row.revision

@@ -6,37 +6,42 @@ Whoever writes holds the site's row: changes of one site follow each other, on a
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 import torch
 from sqlalchemy.engine import Connection
 from torch import Tensor
 
-from acclimate.adapt.trust import FEW_IMAGES
-from acclimate.core.errors import ConfigError, KeyReused, OverLimit, UnknownName, UnknownSite
-from acclimate.core.text import timestamp
+from acclimate.core.errors import ConfigError, KeyReused, OverLimit, UnknownName
 from acclimate.learn.embeddings.pictures import (
     NO_NUMBERS,
     NO_PICTURES,
     UNLABELLED,
     Pictures,
-    in_16_bits,
+)
+from acclimate.serve.rows import (
+    Content,
+    advance,
+    all_labels,
+    complete_move,
+    count_pictures,
+    find_site,
+    in_sample,
+    insert_labels,
+    insert_pictures,
+    known_pictures,
+    labels_of,
+    last_revision,
+    lock_site,
+    note,
+    plan_arrivals,
+    require_site,
+    unpacked,
 )
 from acclimate.serve.tables import ANSWERS, HISTORY, LABELS, PICTURES, SITES, WATCHES, Database, Row
-
-SOME = 500  # values that one statement looks for
-
-
-class Content(NamedTuple):
-    """What is kept of a picture in the sample, and nothing of others."""
-
-    feature: bytes | None = None  # [f] float16
-    phi: bytes | None = None  # [d] float16, where Φ is one of images
-    pixels: bytes | None = None  # [3, h, w] uint8, where the site's method needs them
 
 
 @dataclass(frozen=True)
@@ -93,40 +98,43 @@ class Store:
     def create(self, name: str, most: int, **values: Any) -> Row:
         """The site `name`; the `values` of its row count only where it is new."""
         with self.database.writing() as connection:
-            if (row := _find(connection, name)) is not None:
+            if (row := find_site(connection, name)) is not None:
                 return row
             if (connection.scalar(sa.select(sa.func.count()).select_from(SITES)) or 0) >= most:
                 raise OverLimit(f"there are {most} sites, as many as may be; delete one first")
-            connection.execute(SITES.insert().values(name=name, revision=1, **values))
-            row = _require(_find(connection, name), name)
-            _note(connection, row.id, 1, "created", about=row.model)
+            # Another replica may create it in this moment.
+            insert = self.database.insert(SITES).values(name=name, revision=1, **values)
+            new = connection.execute(insert.on_conflict_do_nothing()).rowcount
+            row = require_site(find_site(connection, name), name)
+            if new:
+                note(connection, row.id, 1, "created", about=row.model)
             return row
 
     def find(self, name: str) -> Row:
         with self.database.reading() as connection:
-            return _require(_find(connection, name), name)
+            return require_site(find_site(connection, name), name)
 
     def all(self) -> Sequence[Row]:
         with self.database.reading() as connection:
             return connection.execute(sa.select(SITES).order_by(SITES.c.name)).all()
 
-    def history(self, row: Row) -> list[dict[str, Any]]:
-        wanted = sa.select(HISTORY).where(HISTORY.c.site == row.id).order_by(HISTORY.c.revision)
+    def history(self, row: Row, most: int = 100) -> list[dict[str, Any]]:
+        """The last changes of a site."""
+        c = HISTORY.c
+        wanted = sa.select(c.revision, c.at, c.what, c.pictures, c.labels, c.about)
+        last = wanted.where(c.site == row.id).order_by(c.revision.desc()).limit(most)
         with self.database.reading() as connection:
-            entries = [dict(entry) for entry in connection.execute(wanted).mappings()]
-        for entry in entries:
-            entry.pop("site")
-        return entries
+            return [dict(entry) for entry in connection.execute(last).mappings()][::-1]
 
     def kept(self, name: str) -> Kept:
         """The sample of a site, as of one moment."""
         c = PICTURES.c
         with self.database.reading() as connection:
-            row = _require(_find(connection, name), name)
+            row = require_site(find_site(connection, name), name)
             wanted = sa.select(c.hash, c.feature, c.phi, c.pixels).order_by(c.hash)
-            rows = connection.execute(wanted.where(*_in_sample(row.id, row.extractor))).all()
-            images = _count(connection, row.id, row.extractor)
-            labels = _labels_of(connection, row)
+            rows = connection.execute(wanted.where(*in_sample(row.id, row.extractor))).all()
+            images = count_pictures(connection, row.id, row.extractor)
+            labels = labels_of(connection, row)
         if not rows:
             return Kept(row, images, labels)
         hashes, features, phi, pixels = zip(*rows, strict=True)
@@ -135,8 +143,8 @@ class Store:
             images,
             labels,
             torch.tensor(hashes),
-            _unpacked(features),
-            None if phi[0] is None else _unpacked(phi),
+            unpacked(features),
+            None if phi[0] is None else unpacked(phi),
             () if pixels[0] is None else pixels,
         )
 
@@ -158,7 +166,7 @@ class Store:
         """Keep what looks come to now; False where another replica has looked since `before`. Of a
         site that has changed since `row` nothing is kept."""
         with self.database.writing() as connection:
-            _lock(connection, row.name)
+            lock_site(connection, row.name)
             own = WATCHES.c.site == row.id
             version = 0 if before is None else int(before.version)
             if (connection.scalar(sa.select(WATCHES.c.version).where(own)) or 0) != version:
@@ -174,7 +182,9 @@ class Store:
     def answer(self, name: str, key: str, digest: str) -> Outcome | None:
         """What was answered when the key came first."""
         with self.database.reading() as connection:
-            return _answered(connection, _require(_find(connection, name), name), key, digest)
+            return _answered(
+                connection, require_site(find_site(connection, name), name), key, digest
+            )
 
     def add(
         self,
@@ -190,15 +200,15 @@ class Store:
         those that enter the sample are needed: without them nothing happens but that the outcome
         names them."""
         with self.database.writing() as connection:
-            row = _lock(connection, name)
+            row = lock_site(connection, name)
             if key is not None and (before := _answered(connection, row, key, digest)):
                 return before
             if row.extractor not in arrivals:  # it has moved meanwhile
                 return Outcome(wanted={row.extractor: ()})
             given = {h: label for some in arrivals.values() for h, label in some.labels.items()}
-            labels = {**_all_labels(connection, row.id), **given}
+            labels = {**all_labels(connection, row.id), **given}
             plans = {
-                extractor: _plan(connection, row, extractor, some.hashes, labels)
+                extractor: plan_arrivals(connection, row, extractor, some.hashes, labels)
                 for extractor, some in arrivals.items()
             }
             wanted = {
@@ -208,16 +218,16 @@ class Store:
             if any(wanted.values()):
                 return Outcome(wanted=wanted)
             added = len(plans[row.extractor].fresh)
-            if _count(connection, row.id, row.extractor) + added > most:
+            if count_pictures(connection, row.id, row.extractor) + added > most:
                 raise OverLimit(f"site '{name}' may have {most} images, and would have more")
-            labelled = _label(connection, row, given)
+            labelled = insert_labels(connection, row, given)
             for extractor, plan in plans.items():
-                _insert(connection, row, extractor, plan, arrivals[extractor].contents)
+                insert_pictures(connection, row, extractor, plan, arrivals[extractor].contents)
             repeated = len(arrivals[row.extractor].hashes) - added
             outcome = Outcome(added, repeated, labelled, about=about or {})
             if labelled or any(plan.fresh or plan.entering for plan in plans.values()):
-                _advance(connection, row, "images", added, labelled)
-                _complete_move(connection, row)
+                advance(connection, row, "images", added, labelled)
+                complete_move(connection, row)
             _keep_answer(connection, row, key, digest, outcome)
             return outcome
 
@@ -232,15 +242,15 @@ class Store:
     ) -> Outcome:
         """Labels of pictures that the site has; None takes one back."""
         with self.database.writing() as connection:
-            row = _lock(connection, name)
+            row = lock_site(connection, name)
             if key is not None and (before := _answered(connection, row, key, digest)):
                 return before
-            known = _known(connection, row, row.extractor, labels)
+            known = known_pictures(connection, row, row.extractor, labels)
             if missing := [number for number in labels if number not in known]:
                 raise UnknownName(
                     f"site '{name}' has no picture {missing[0] % 2**64:016x}; send the image itself"
                 )
-            changed = _label(connection, row, labels)
+            changed = insert_labels(connection, row, labels)
             outcome = Outcome(
                 labelled=changed,
                 repeated=len(labels) - changed,
@@ -248,15 +258,15 @@ class Store:
                 about=about or {},
             )
             if changed:
-                _advance(connection, row, "labels", 0, changed)
+                advance(connection, row, "labels", 0, changed)
             _keep_answer(connection, row, key, digest, outcome)
             return outcome
 
     def roll_back(self, name: str, revision: int | None) -> int:
         """Forget what came after `revision`, or the last that came; the revision gone back to."""
         with self.database.writing() as connection:
-            row = _lock(connection, name)
-            target = _last(connection, row) - 1 if revision is None else revision
+            row = lock_site(connection, name)
+            target = last_revision(connection, row) - 1 if revision is None else revision
             if not 1 <= target <= row.revision:
                 raise ConfigError(
                     f"site '{name}' has revisions from 1 to {row.revision}; go back to one of these"
@@ -265,21 +275,21 @@ class Store:
             for table in (PICTURES, LABELS):
                 late = sa.delete(table).where(table.c.site == row.id, table.c.revision > target)
                 gone.append(connection.execute(late).rowcount)
-            _advance(connection, row, "rollback", -gone[0], -gone[1], about=f"to {target}")
+            advance(connection, row, "rollback", -gone[0], -gone[1], about=f"to {target}")
         return target
 
     def move(self, name: str, model: str, extractor: str, *, at_once: bool) -> None:
         """Let the site use another model: now if that has the same extractor, or if it is to be
         `at_once`; else when enough new images have come."""
         with self.database.writing() as connection:
-            row = _lock(connection, name)
+            row = lock_site(connection, name)
             values: dict[str, str | None] = {"model": model, "extractor": extractor}
             if extractor == row.extractor or at_once:
                 values |= {"next_model": None, "next_extractor": None}
             else:
                 values = {"next_model": model, "next_extractor": extractor}
             connection.execute(sa.update(SITES).where(SITES.c.id == row.id).values(**values))
-            _advance(connection, row, "move", about=model)
+            advance(connection, row, "move", about=model)
             others = sa.delete(PICTURES).where(
                 PICTURES.c.site == row.id,
                 PICTURES.c.extractor.not_in([values.get("extractor", row.extractor), extractor]),
@@ -289,186 +299,9 @@ class Store:
     def delete(self, name: str) -> None:
         """All rows of a site, and what they held."""
         with self.database.writing() as connection:
-            row = _lock(connection, name)
+            row = lock_site(connection, name)
             connection.execute(sa.delete(SITES).where(SITES.c.id == row.id))
         self.database.purge()
-
-
-def _find(connection: Connection, name: str) -> Row | None:
-    return connection.execute(sa.select(SITES).where(SITES.c.name == name)).one_or_none()
-
-
-def _require(row: Row | None, name: str) -> Row:
-    if row is None:
-        raise UnknownSite(f"there is no site '{name}'; create it first")
-    return row
-
-
-def _lock(connection: Connection, name: str) -> Row:
-    """The site's row, for this transaction alone."""
-    wanted = sa.select(SITES).where(SITES.c.name == name).with_for_update()
-    return _require(connection.execute(wanted).one_or_none(), name)
-
-
-def _advance(
-    connection: Connection,
-    row: Row,
-    what: str,
-    pictures: int = 0,
-    labels: int = 0,
-    about: str | None = None,
-) -> None:
-    update = (
-        sa.update(SITES).where(SITES.c.id == row.id).values(revision=row.revision + 1, drift=None)
-    )
-    connection.execute(update)
-    _note(connection, row.id, row.revision + 1, what, pictures, labels, about)
-
-
-def _note(
-    connection: Connection,
-    site: int,
-    revision: int,
-    what: str,
-    pictures: int = 0,
-    labels: int = 0,
-    about: str | None = None,
-) -> None:
-    values = {"site": site, "revision": revision, "at": timestamp(), "what": what}
-    values |= {"pictures": pictures, "labels": labels, "about": about}
-    connection.execute(HISTORY.insert().values(values))
-
-
-def _count(connection: Connection, site: int, extractor: str) -> int:
-    c = PICTURES.c
-    wanted = sa.select(sa.func.count()).where(c.site == site, c.extractor == extractor)
-    return connection.scalar(wanted) or 0
-
-
-def _in_sample(site: int, extractor: str) -> tuple[sa.ColumnElement[bool], ...]:
-    c = PICTURES.c
-    return c.site == site, c.extractor == extractor, c.feature.is_not(None)
-
-
-def _last(connection: Connection, row: Row) -> int:
-    """The last revision in which something came that is still there."""
-    tables = [
-        sa.select(sa.func.max(table.c.revision)).where(table.c.site == row.id)
-        for table in (PICTURES, LABELS)
-    ]
-    return max(connection.scalar(wanted) or 0 for wanted in tables)
-
-
-def _all_labels(connection: Connection, site: int) -> dict[int, str]:
-    """The last label of each picture that has one, by hash."""
-    c = LABELS.c
-    wanted = sa.select(c.hash, c.label).where(c.site == site).order_by(c.revision)
-    last: dict[int, str | None] = {one.hash: one.label for one in connection.execute(wanted)}
-    return {number: label for number, label in last.items() if label is not None}
-
-
-def _labels_of(connection: Connection, row: Row) -> dict[int, str]:
-    """Those of pictures that the site has for its model."""
-    labels = _all_labels(connection, row.id)
-    known = _known(connection, row, row.extractor, labels)
-    return {number: label for number, label in labels.items() if number in known}
-
-
-def _known(
-    connection: Connection, row: Row, extractor: str, hashes: Iterable[int]
-) -> dict[int, bool]:
-    """Those of `hashes` that the site has, and whether their features are kept."""
-    wanted, known, c = list(hashes), dict[int, bool](), PICTURES.c
-    for start in range(0, len(wanted), SOME):
-        some = sa.select(c.hash, c.feature.is_not(None)).where(
-            c.site == row.id, c.extractor == extractor, c.hash.in_(wanted[start : start + SOME])
-        )
-        known |= {number: bool(kept) for number, kept in connection.execute(some)}
-    return known
-
-
-def _label(connection: Connection, row: Row, labels: Mapping[int, str | None]) -> int:
-    """Write down labels that are not what they were; how many."""
-    before = _all_labels(connection, row.id) if labels else {}
-    changed = [
-        {"site": row.id, "hash": number, "revision": row.revision + 1, "label": label}
-        for number, label in labels.items()
-        if before.get(number) != label
-    ]
-    if changed:
-        connection.execute(LABELS.insert(), changed)
-    return len(changed)
-
-
-class Plan(NamedTuple):
-    """What becomes of a site's pictures when others come."""
-
-    fresh: Sequence[int]  # that the site does not have yet
-    entering: Sequence[int]  # the sample; some are fresh, others were outside of it
-    leaving: Sequence[int]
-
-
-def _plan(
-    connection: Connection,
-    row: Row,
-    extractor: str,
-    hashes: Sequence[int],
-    labels: Mapping[int, str],
-) -> Plan:
-    """The sample is one of all pictures whose contents there are, or come now."""
-    known = _known(connection, row, extractor, hashes)
-    sampled = sa.select(PICTURES.c.hash).where(*_in_sample(row.id, extractor))
-    kept = {*connection.scalars(sampled)}
-    among = sorted({*kept, *hashes})
-    marks = torch.tensor([0 if number in labels else UNLABELLED for number in among])
-    whole = Pictures(torch.tensor(among, dtype=torch.int64), torch.zeros(len(among), 0), marks)
-    chosen = {*whole.sample(row.keep).hashes.tolist()}
-    fresh = [number for number in hashes if number not in known]
-    return Plan(fresh, sorted(chosen - kept), sorted(kept - chosen))
-
-
-def _insert(
-    connection: Connection,
-    row: Row,
-    extractor: str,
-    plan: Plan,
-    contents: Mapping[int, Content],
-) -> None:
-    """Carry out a plan; outside the sample the hash alone is kept."""
-    nothing = Content()._asdict()
-    entering = {number: contents[number]._asdict() for number in plan.entering}
-    place = {"site": row.id, "extractor": extractor, "revision": row.revision + 1}
-    fresh = [{**place, "hash": h, **entering.get(h, nothing)} for h in plan.fresh]
-    if fresh:
-        connection.execute(PICTURES.insert(), fresh)
-    changed = {h: entering[h] for h in plan.entering if h not in {*plan.fresh}}
-    changed |= dict.fromkeys(plan.leaving, nothing)
-    if changed:
-        c = PICTURES.c
-        same = (c.site == row.id, c.extractor == extractor, c.hash == sa.bindparam("of"))
-        values: dict[str, Any] = {name: sa.bindparam(f"new_{name}") for name in nothing}
-        update = sa.update(PICTURES).where(*same).values(values)
-        rows = [
-            {"of": h, **{f"new_{name}": value for name, value in content.items()}}
-            for h, content in changed.items()
-        ]
-        connection.execute(update, rows)
-
-
-def _complete_move(connection: Connection, row: Row) -> None:
-    """Let a moving site use its next model once there are enough images for it: as many as an
-    adaptation is steady with, or as many as the site has."""
-    if row.next_extractor is None:
-        return
-    before = _count(connection, row.id, row.extractor)
-    if _count(connection, row.id, row.next_extractor) < min(FEW_IMAGES, before):
-        return
-    values = {"model": row.next_model, "extractor": row.next_extractor}
-    values |= {"next_model": None, "next_extractor": None}
-    connection.execute(sa.update(SITES).where(SITES.c.id == row.id).values(**values))
-    c = PICTURES.c
-    old = sa.delete(PICTURES).where(c.site == row.id, c.extractor == row.extractor)
-    connection.execute(old)
 
 
 def _answered(connection: Connection, row: Row, key: str, digest: str) -> Outcome | None:
@@ -492,14 +325,3 @@ def _keep_answer(
         values = {"site": row.id, "key": key, "digest": digest}
         answer = json.dumps(asdict(outcome))
         connection.execute(ANSWERS.insert().values(**values, answer=answer))
-
-
-def packed(rows: Tensor) -> list[bytes]:
-    """[n, f] -> each row's bytes, of float16."""
-    return [row.tobytes() for row in in_16_bits(rows).numpy().astype("<f2")]
-
-
-def _unpacked(rows: Sequence[bytes]) -> Tensor:
-    """The rows of `packed` again: [k, f] float16"""
-    whole = np.frombuffer(b"".join(rows), "<f2").reshape(len(rows), -1)
-    return torch.from_numpy(whole.astype(np.float16))

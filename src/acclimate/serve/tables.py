@@ -8,10 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from acclimate.core.errors import ConfigError, StoreError
+from acclimate.core.exports import require
 from acclimate.core.text import reason_of
 
 SCHEMA = 1
@@ -106,6 +108,7 @@ class Database:
         self.sqlite = self.url.get_backend_name() == "sqlite"
         self._patience = patience
         self._alone = threading.Lock()  # threads of this process wait without asking again
+        self.insert = (sqlite if self.sqlite else postgresql).insert
         self._engine = self._connect()
         self._writer = self._engine.execution_options(writes=True)
         isolation = {} if self.sqlite else {"isolation_level": "REPEATABLE READ"}
@@ -132,21 +135,14 @@ class Database:
                 )
 
     def _connect(self) -> Engine:
-        options: dict[str, Any] = (
-            {"connect_args": {"timeout": self._patience}} if self.sqlite else {}
-        )
-        try:
-            engine = sa.create_engine(self.url, pool_pre_ping=not self.sqlite, **options)
-        except (NoSuchModuleError, ArgumentError):
-            raise _unknown_kind(self.shown) from None
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"for {self.shown}, the package {error.name} is needed and not installed; "
-                f'pip install "acclimate[postgres]"'
-            ) from None
-        if self.sqlite:
-            event.listen(engine, "connect", _prepare)
-            event.listen(engine, "begin", _begin)
+        if not self.sqlite:
+            require("psycopg", purpose="for a PostgreSQL database", extra="postgres")
+            # Whatever the database's default is: what is acknowledged is on its disk.
+            durable = {"options": "-c synchronous_commit=on"}
+            return sa.create_engine(self.url, pool_pre_ping=True, connect_args=durable)
+        engine = sa.create_engine(self.url, connect_args={"timeout": self._patience})
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "begin", _begin)
         return engine
 
     @contextmanager

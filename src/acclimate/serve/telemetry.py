@@ -98,9 +98,9 @@ class _Sites(Collector):
         return ()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        sites = self.service.overview()
+        sites = self.service.sites()
         yield GaugeMetricFamily("acclimate_sites", "Sites in the store.", len(sites))
-        largest = sorted(sites.values(), key=lambda site: (-site.images, site.name))[:SITES]
+        largest = sorted(sites, key=lambda site: (-site.images, site.name))[:SITES]
         for field, (name, about) in PER_SITE.items():
             family = GaugeMetricFamily(f"acclimate_site_{name}", about, labels=["site"])
             for site in largest:

@@ -30,7 +30,7 @@ class SiteView:
     changes: Mapping[str, Any] | None = None  # of predictions by adaptation; see `adapt.Changes`
     point: Sequence[float] | None = None  # in the model's part of `Service.training_map`
     drift: float | None = None  # evidence that the site has changed: 1 raises an alarm
-    history: Sequence[Mapping[str, Any]] = ()  # left out where many sites are listed
+    history: Sequence[Mapping[str, Any]] = ()  # the last changes; not where sites are listed
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

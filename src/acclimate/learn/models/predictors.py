@@ -507,11 +507,3 @@ def _classify(
 
     last = next(name for name, part in first.named_modules() if part is first.last)
     return layer(last, first.hidden_by(layer, x))
-
-
-def classify_by_domain(heads: Sequence[Head]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Features [b, f] and the number of each row's head [b] -> logits [b, C]."""
-    many = HeadsByDomain()
-    for number, head in enumerate(heads):
-        many.put(number, head)
-    return lambda x, which: many.logits(x, which.tolist())
