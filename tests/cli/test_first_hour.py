@@ -189,6 +189,33 @@ def test_the_same_is_said_when_it_starts(cli: Any, tree: Path, tmp_path: Path) -
     assert str(tmp_path / "run") in err
 
 
+@pytest.mark.slow
+def test_backbones_are_compared_by_their_rehearsals(cli: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=180)
+    images = rng.integers(0, 200, (180, 16, 16)).astype(np.uint8)
+    images[y == 1, 4:12, 4:12] += 50
+    names = np.repeat(["x", "y", "z"], 60)
+    data = Manifest.from_arrays(images, np.array(["a", "b"])[y], names, val_share=0.5)
+    data.write(tmp_path / "sites.parquet")
+    backbones = ["small-cnn", "mobilenetv3_small_050"]
+    command = (*("train", tmp_path / "sites.parquet", "--out", tmp_path / "runs", *QUICK),)
+    command += ("--set", "model.pretrained=false", "--backbone")
+    code, out, _ = cli(*command, ",".join(backbones), "--json")
+    assert code == 0
+    scores = json.loads(out)["backbones"]
+    assert [one["backbone"] for one in scores] == backbones
+    for one in scores:
+        rehearsal = RunFolder(Path(one["folder"])).rehearsal()
+        assert rehearsal is not None and 0 < one["plain"] <= 1 and one["milliseconds"] > 0
+        assert one["plain"] in [p["accuracy"] for p in rehearsal["promises"]]
+    assert scores[0]["parameters"] < scores[1]["parameters"]
+    code, out, _ = cli(*command, ",".join(backbones))  # finished runs are shown again
+    assert code == 0 and all(str(tmp_path / "runs" / name) in out for name in backbones)
+    code, _, err = cli(*command, "small-cnn,resnet18", "--algorithm", "erm")
+    assert code == 1 and "small-cnn,resnet18" in err
+
+
 def test_help_groups_commands_by_what_people_do(cli: Any) -> None:
     from acclimate.cli import GROUPS, app
 

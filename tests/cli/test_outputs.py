@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from acclimate.core.errors import ConfigError
-from acclimate.records.outputs import check_out
+from acclimate.records.folder import check_out
 from acclimate.report import write_figures
 from acclimate.results.load import load_report
 from fixtures.errors import refused

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate.cli.evaluate import show_run
+from acclimate.cli.output import show_run
 from acclimate.config import AverageConfig, OptimiserConfig, RunConfig
 from acclimate.data.manifest import Manifest
 from acclimate.learn.objective import Objective

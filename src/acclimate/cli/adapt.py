@@ -60,7 +60,7 @@ def adapt(
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
-    from acclimate.records.outputs import check_out
+    from acclimate.records.folder import check_out
 
     check_out(out, "domain state", (run, labels, *images))
     chosen = parse_assignments(settings or [], only="adapt").get("adapt", {})

@@ -51,7 +51,7 @@ def command(name: str) -> TyperCommand:
     from acclimate.build import builder
     from acclimate.build.croissant import datasheet
     from acclimate.core.files import write_json
-    from acclimate.records.outputs import check_out
+    from acclimate.records.folder import check_out
 
     cls = builder(name, rows())
 

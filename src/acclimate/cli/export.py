@@ -48,7 +48,7 @@ def export(
     from acclimate.adapt.triton import CONFIG, export_triton
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
-    from acclimate.records.outputs import check_out
+    from acclimate.records.folder import check_out
 
     if conditioned and domain is not None:
         raise ConfigError(

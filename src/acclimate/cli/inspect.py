@@ -37,7 +37,7 @@ def inspect(
     )
     from acclimate.data.inspection import inspect as inspect_manifest
     from acclimate.data.manifest import Manifest
-    from acclimate.records.outputs import check_out
+    from acclimate.records.folder import check_out
 
     if page is not None:
         check_out(page, "page", (data,))

@@ -81,7 +81,7 @@ def predict(
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
-    from acclimate.records.outputs import check_out
+    from acclimate.records.folder import check_out
 
     if at_least is not None and unsure_below is not None:
         raise ConfigError("--at-least chooses a threshold and --unsure-below gives one; use one")

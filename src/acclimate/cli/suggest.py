@@ -36,7 +36,7 @@ def suggest(
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
-    from acclimate.records.outputs import check_out
+    from acclimate.records.folder import check_out
     from acclimate.report.figures.canvas import write_figure
     from acclimate.report.figures.thumbnails import draw_thumbnails
 

@@ -8,20 +8,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from acclimate.cli import app
-from acclimate.cli.evaluate import show_run
 from acclimate.cli.options import Data, Device, Flags, Json, Track, grouped, names
-from acclimate.cli.output import progress_bar, remark, say_facts, stoppable
-from acclimate.config import RECIPE, RunConfig, flat, gather, parse_assignments, settings_of
+from acclimate.cli.output import (
+    progress_bar,
+    remark,
+    say,
+    say_facts,
+    say_json,
+    say_table,
+    show_run,
+    stoppable,
+)
+from acclimate.config import (
+    RECIPE,
+    RunConfig,
+    flat,
+    gather,
+    parse_assignments,
+    settings_of,
+    with_settings,
+)
 from acclimate.core.environment import first_process
 from acclimate.core.errors import ConfigError
+from acclimate.core.text import DASH, percent
 
 if TYPE_CHECKING:
+    from acclimate.data.manifest import Manifest
     from acclimate.runs.plan import Plan
     from acclimate.track.feed import Listener
 
+BACKBONE = "model.backbone"
 FLAGS = (
     *("algorithm", "test_domains", "val_domains", "data.min_images", "data.keep_shared"),
-    *("model.backbone", "model.weights", "train.steps", "train.metric", "seed"),
+    *(BACKBONE, "model.weights", "train.steps", "train.metric", "seed"),
 )
 
 
@@ -67,10 +86,13 @@ def train(
     Settings come from the defaults, then --preset, then --config, then the flags and --set.
     Under torchrun several processes share the work.
 
+    --backbone A,B trains with each, in folders of their names below OUT, and compares them by their
+    rehearsals and by what they cost.
+
     With --from, a run goes on with more sites or images: it says what was added, and the accuracy
     of both runs on images that neither has learned from.
     """
-    from acclimate.core.distributed import use_threads
+    from acclimate.core.distributed import busy_with, use_threads
     from acclimate.data.manifest import Manifest
     from acclimate.data.readers import data_name
     from acclimate.records.folder import RunFolder
@@ -81,7 +103,9 @@ def train(
 
     if threads is not None:
         use_threads(threads)
-    changes = parse_assignments(settings or [])
+    changes, several = parse_assignments(settings or []), names([flags.get(BACKBONE, "")])
+    if len(several) > 1:
+        flags.pop(BACKBONE)
     if start is None:
         chosen = gather(preset, config, flags, changes, recipe=RECIPE)
     elif preset or config:
@@ -94,6 +118,14 @@ def train(
         manifest = Manifest.open(data, watch=watch)
     if without:
         manifest = manifest.without_domains(*names(without))
+    if len(several) > 1:
+        if start is not None or dry_run or not chosen.adapt.rehearse:
+            raise ConfigError(
+                f"--backbone {','.join(several)} compares rehearsals; leave out --from, --dry-run "
+                f"and --algorithm, or name one backbone"
+            )
+        _compare_backbones(several, chosen, manifest, folder, device=device, json=json)
+        return
     place = RunFolder(folder)
     plan = make_plan(place.settled(chosen), manifest, device=device)
     place.refuse_others(run_identity(plan))
@@ -105,6 +137,11 @@ def train(
         return
     if not outlook["finished"]:
         say_facts(outlook, err=True)
+        if load := busy_with():
+            remark(
+                f"note: this machine is busy ({load}); forecasts are for its present speed, and "
+                f"--threads takes fewer cores"
+            )
     with _followed(folder, track) as listen, stoppable(), progress_bar() as watch:
         result = train_run(
             chosen, manifest, folder,
@@ -115,6 +152,43 @@ def train(
             compared, why = compare_runs(start, folder, plan, device=device, watch=watch)
         grown |= {"held_out": [asdict(one) for one in compared], "why": why}
     show_run(folder, already=result.already, json=json, grown=grown)
+
+
+def _compare_backbones(
+    several: tuple[str, ...],
+    chosen: RunConfig,
+    manifest: "Manifest",
+    folder: Path,
+    *,
+    device: str,
+    json: bool,
+) -> None:
+    """Train with each backbone, in a folder of its own, and show how they did."""
+    from acclimate.rehearse.training import score_backbone
+    from acclimate.rehearse.training import train as train_run
+
+    scores = []
+    for name in several:
+        remark(f"backbone: {name}")
+        config, place = with_settings(chosen, {BACKBONE: name}), folder / name.replace("/", "-")
+        with stoppable(), progress_bar() as watch:
+            train_run(config, manifest, place, device=device, watch=watch, say=remark)
+        scores.append(score_backbone(place, device))
+    if json:
+        say_json({"backbones": [one._asdict() for one in scores]})
+        return
+    title = "Accuracy where a site was held out, %, and cost"
+    header = ("backbone", "plain", "adapted", "ms an image", "parameters, millions")
+    rows = [
+        (
+            one.backbone,
+            *(DASH if share is None else percent(share) for share in (one.plain, one.adapted)),
+            *(f"{cost:.1f}" for cost in (one.milliseconds, one.parameters)),
+        )
+        for one in scores
+    ]
+    say_table(header, rows, title=title)
+    say(f"the runs: {', '.join(str(one.folder) for one in scores)}")
 
 
 def _followed(folder: Path, track: list[str] | None) -> AbstractContextManager["Listener | None"]:

@@ -52,7 +52,7 @@ def watch(
     from acclimate.data.source import Quarantine
     from acclimate.learn.embeddings import DomainState
     from acclimate.learn.model import Trained
-    from acclimate.records.outputs import check_out
+    from acclimate.records.folder import check_out
     from acclimate.report.figures.canvas import write_figure
     from acclimate.watch import Baseline, draw_watch, read_window
     from acclimate.watch.webhook import check_url, post

@@ -18,6 +18,8 @@ from acclimate.core.environment import launched
 from acclimate.core.errors import ConfigError, unknown
 from acclimate.core.text import count
 
+BUSY = 1.5  # processes that want each core
+
 
 @dataclass(frozen=True)
 class World:
@@ -132,6 +134,13 @@ def cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     found = len(affinity(0)) if affinity else os.cpu_count() or 1
     return min(found, _share or found)
+
+
+def busy_with() -> str:
+    """What other work keeps this machine busy, in words; "" where it is idle, or does not say."""
+    averages = getattr(os, "getloadavg", None)
+    load, own = (averages()[0] if averages else 0.0), os.cpu_count() or 1
+    return f"load {load:.1f} on {count(own, 'core')}" if load > BUSY * own else ""
 
 
 @contextmanager

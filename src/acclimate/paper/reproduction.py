@@ -14,7 +14,7 @@ from acclimate.paper.figures import FIGURES, contact_sheet
 from acclimate.paper.published import SOURCE, Published, plain
 from acclimate.paper.recipes.plan import PreparedPart
 from acclimate.paper.recipes.table import Recipe
-from acclimate.records.outputs import check_out
+from acclimate.records.folder import check_out
 from acclimate.report.figures import illustrations, label_shares
 from acclimate.report.figures.canvas import Format, Illustration, write_figure
 from acclimate.report.page import environment, write_page

@@ -6,14 +6,18 @@ when the run is finished: what it showed is in `rehearsal.json`.
 """
 
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from acclimate.config import RunConfig, with_settings
+from acclimate.core.distributed import pick_device
 from acclimate.core.progress import Watch, prefixed, unwatched
 from acclimate.data.manifest import Manifest
 from acclimate.learn.model import Trained
@@ -28,6 +32,7 @@ from acclimate.runs.plan import Plan, make_plan
 from acclimate.runs.session import Session
 
 FOLDER = ".rehearsal"
+TIMED = 8  # images whose features are timed, three times
 
 
 def train(
@@ -67,6 +72,38 @@ def train(
     )
     shutil.rmtree(out / FOLDER, ignore_errors=True)
     return result
+
+
+class BackboneScore(NamedTuple):
+    """A backbone by the rehearsal of a run that used it, and what it costs."""
+
+    backbone: str
+    folder: Path
+    plain: float | None  # accuracy where a site was held out; None without a rehearsal
+    adapted: float | None  # by the chain that `adapt` uses there
+    milliseconds: float  # for the features of an image
+    parameters: float  # in millions
+
+
+def score_backbone(run: Path, device: str = "auto") -> BackboneScore:
+    """The accuracies are those with the most images that were rehearsed."""
+    trained = Trained.load(run, pick_device(device))
+    rehearsal, backbone = trained.rehearsal, trained.predictor.backbone.eval()
+    plain = adapted = None
+    if rehearsal is not None:
+        most = max(rehearsal.chosen)
+        plain = rehearsal.promise("none", most).accuracy
+        adapted = rehearsal.promise(rehearsal.chosen[most], most).accuracy
+    shape = (3, trained.size, trained.size) if backbone.size else (trained.size,)
+    images, seconds = torch.zeros(TIMED, *shape, device=backbone.mean.device), []
+    with torch.inference_mode():
+        for _ in range(3):
+            start = time.perf_counter()
+            backbone(images).sum().item()  # a GPU has finished once the number is here
+            seconds.append(time.perf_counter() - start)
+    parameters = sum(part.numel() for part in backbone.parameters()) / 1e6
+    name = trained.config.model.backbone
+    return BackboneScore(name, run, plain, adapted, 1000 * min(seconds) / TIMED, parameters)
 
 
 def _train_folds(plan: Plan, folder: RunFolder, device: str, watch: Watch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from acclimate.core.errors import ConfigError
 from acclimate.core.files import write_text
 from acclimate.core.text import csv_text, markdown
+from acclimate.records.folder import check_out
 from acclimate.records.metrics import METRICS, TOP_1, measured
-from acclimate.records.outputs import check_out
 from acclimate.report import tables
 from acclimate.report.sentences import headline, notes
 from acclimate.results.comparison import ALL, AVERAGE, Comparison, Row

@@ -16,9 +16,8 @@ from markupsafe import Markup, escape
 
 from acclimate.core.files import write_text
 from acclimate.core.text import DASH, count, duration, printable
-from acclimate.records.folder import QUARANTINE
+from acclimate.records.folder import QUARANTINE, check_out
 from acclimate.records.metrics import METRICS, TOP_1, measured
-from acclimate.records.outputs import check_out
 from acclimate.records.rehearsal import verdict
 from acclimate.report import sentences, tables
 from acclimate.report.figures import FIGURES, Figures, illustrations

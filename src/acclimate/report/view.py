@@ -16,7 +16,7 @@ from acclimate.core.errors import ImageError
 from acclimate.core.files import write_text
 from acclimate.core.grid import Cell, Grid
 from acclimate.core.text import short
-from acclimate.records.outputs import check_out
+from acclimate.records.folder import check_out
 from acclimate.report.figures.canvas import Illustration
 from acclimate.report.page import environment, slug
 

@@ -12,8 +12,7 @@ from acclimate.core.tensors import read_metadata
 from acclimate.data.erasing import erase_digests, erase_features, erase_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.data.pictures import content_digests
-from acclimate.records.folder import MODEL, RunFolder, stored
-from acclimate.records.outputs import is_output
+from acclimate.records.folder import MODEL, RunFolder, is_output, stored
 
 # By what follows the site's name: what `adapt`, `export` and `watch` write of one.
 OF_A_SITE = {".safetensors": "domain state", ".npz": ".npz file", ".json": "log of a watch"}

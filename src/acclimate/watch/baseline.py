@@ -22,7 +22,12 @@ from acclimate.core.tensors import tensors_digest
 from acclimate.core.text import count
 from acclimate.data.source import Quarantine, readable, to_float
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.embeddings.pictures import UNLABELLED, Pictures, picture_hashes
+from acclimate.learn.embeddings.pictures import (
+    UNLABELLED,
+    Pictures,
+    in_16_bits,
+    picture_hashes,
+)
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model, Trained
 from acclimate.learn.models import Predictor, takes_features
@@ -168,10 +173,10 @@ class Baseline:
         """The level of each image by each score: [n]"""
         if not len(window):
             return {name: np.zeros(0, int) for name in SCORES}
-        features = window.features
-        if not takes_features(self.site.trained.predictor):
-            features = Pictures(window.hashes, features, window.hashes).halved().features
-        scores = _scores(self.site.trained, self.centre, self.basis, features.float())
+        features, trained = window.features, self.site.trained
+        if not takes_features(trained.predictor):
+            features = in_16_bits(features)  # as those of the sample were kept
+        scores = _scores(trained, self.centre, self.basis, features.float())
         return _levels(scores, self.edges)
 
     @property

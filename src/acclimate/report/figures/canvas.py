@@ -19,7 +19,7 @@ from acclimate.config import AlgorithmName
 from acclimate.core import plots
 from acclimate.core.files import write_atomically
 from acclimate.core.text import short
-from acclimate.records.outputs import check_out
+from acclimate.records.folder import check_out
 from acclimate.results.material import Report
 
 if TYPE_CHECKING:  # matplotlib takes most of a second, which only drawing should pay
