@@ -2,6 +2,7 @@
 
     python benchmarks/watching.py          # both tables of docs/watch.md
     python benchmarks/watching.py --years 50 --cases 5 --out watching.json     # a quick look
+    python benchmarks/watching.py --figure docs/images/watch.png
 
 Sites are those of benchmarks/floors.py: made images (256 random non-negative features of Gaussian
 classes, as of a frozen backbone) and scikit-learn's digits (20 principal components of real
@@ -20,6 +21,7 @@ offset and gain of features (covariate), or in which class is called which (cond
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +37,8 @@ from acclimate.core.progress import unwatched
 from acclimate.core.randomness import stream
 from acclimate.core.text import DASH, percent
 from acclimate.learn.model import Trained
-from acclimate.watch import LOOKS, THRESHOLD, Baseline, Watch, Window
+from acclimate.report.figures.canvas import write_figure
+from acclimate.watch import LOOKS, THRESHOLD, Baseline, Watch, Window, draw_watch
 from acclimate.watch.baseline import SCORES
 from acclimate.watch.evidence import SITE_YEAR, Ranked, Rare
 from acclimate.watch.watch import USUAL_POOR
@@ -60,19 +63,19 @@ Draw = Callable[[int], np.ndarray]
 Levels = Mapping[str, np.ndarray]  # by score
 
 
-class Digits(Family):
+class DigitsFamily(Family):
     """Its images are real."""
 
     def show(self, y: np.ndarray) -> np.ndarray:
         return np.stack([self.rng.choice(self.groups[label]) for label in y.tolist()])
 
 
-class World:
+class TrainedFamily:
     """A family of sites, and a model that was trained on six of them."""
 
     def __init__(self, data: str, kind: str, seed: int) -> None:
         self.rng = stream(seed, "watching", data, kind)
-        self.family = (Digits if data == "digits" else Family)(kind, self.rng)
+        self.family = (DigitsFamily if data == "digits" else Family)(kind, self.rng)
         self.weights = self.rng.normal(size=(DIM, FEATURES)) / DIM**0.5
         self.shift, self.real = self.rng.normal(size=FEATURES), data == "digits"
         sites = [self.family.site()(200) for _ in range(TRAINED_ON)]
@@ -144,7 +147,7 @@ def levels_of(baseline: Baseline, new: np.ndarray) -> Year:
     return Year(counts, levels, {name: baseline.bins(name) for name in SCORES})
 
 
-def a_year(world: World, way: str) -> Year:
+def a_year(world: TrainedFamily, way: str) -> Year:
     draw = world.drawing(way)
     return levels_of(world.baseline(draw(KNOWN)), draw(SITE_YEAR))
 
@@ -195,7 +198,7 @@ def weekly(year: Year, batch: int) -> np.ndarray:
     )
 
 
-def false_alarms(world: World, data: str, way: str, years: int) -> dict[str, Any]:
+def false_alarms(world: TrainedFamily, data: str, way: str, years: int) -> dict[str, Any]:
     some = [a_year(world, way) for _ in range(years)]
     own = alarms(some, world.rng)
     each = np.sum([own[name] for name in LOOKS], axis=0)
@@ -230,7 +233,7 @@ def noticed(year: Year, rng: np.random.Generator) -> tuple[int | None, str]:
 def delays(data: str, kind: str, cases: int) -> Iterator[dict[str, Any]]:
     """Each case: a site, which becomes another one."""
     for seed in range(FAMILIES_OF):
-        world = World(data, kind, seed)
+        world = TrainedFamily(data, kind, seed)
         for _ in range(cases // FAMILIES_OF):
             draw, then = world.drawing("as promised"), world.drawing("as promised")
             before, later = draw(BEFORE), then(AFTER)
@@ -312,16 +315,42 @@ def _most(cases: Sequence[Mapping[str, Any]], what: str) -> str:
     )
 
 
+def draw_example(path: Path) -> None:
+    """Five weeks as before, two in which half of the classes are missing, one in another place, and
+    one whose files are damaged."""
+    world = TrainedFamily("made", "covariate", 0)
+    site, other = world.family.site(), world.family.site()
+    x, y = site(400)
+    few = x[y < CLASSES // 2][: 2 * WEEK]
+    images = [*(site(WEEK)[0] for _ in range(5)), few[:WEEK], few[WEEK:], other(WEEK)[0]]
+    baseline = world.baseline(world.see(site(KNOWN)[0]))
+    watch = Watch.start(baseline)
+    for week, rows in enumerate(images):
+        watch, report = watch.look(baseline, window_of(world.see(rows), week * WEEK))
+        print(f"week {week + 1}: {report.outcome}")
+    nothing = window_of(world.see(x[:0]))
+    damaged = replace(
+        nothing, unreadable=torch.arange(len(images) * WEEK, (len(images) + 1) * WEEK)
+    )
+    watch, report = watch.look(baseline, damaged)
+    print(f"week {len(images) + 1}: {report.outcome}")
+    write_figure(draw_watch(watch), path, "png", dpi=150)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--years", type=int, default=1000)
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--out", type=Path, help="JSON instead of docs/watch.md")
+    parser.add_argument("--figure", type=Path, help="draw nine weeks of a site, and no more")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.figure is not None:
+        draw_example(args.figure)
+        return
     rows = []
     for data in DATA:
-        world = World(data, "all", 0)
+        world = TrainedFamily(data, "all", 0)
         for way in WAYS:
             years = args.years if way == WAYS[0] else args.years // 10
             rows.append(false_alarms(world, data, way, years))

@@ -150,12 +150,7 @@ class Baseline:
             )
         identity = (("seen", state.seen), ("pictures", pictures.hashes), *_flat(state))
         fitted, ranked = (pictures.features[half::2].float() for half in (0, 1))
-        rows = _appearance(trained, fitted)
-        centre = rows.mean(0)
-        _, sizes, directions = np.linalg.svd(rows - centre, full_matrices=False)
-        most = min(DIRECTIONS, max(len(rows) // 4, 1))
-        spread = np.maximum(sizes[:most] / np.sqrt(len(rows)), 1e-6 * max(sizes[0], 1e-6))
-        basis = directions[:most].T / spread
+        centre, basis = _directions(_appearance(trained, fitted))
         scores = _scores(trained, centre, basis, fitted)
         share = np.linspace(0, 1, min(LEVELS, len(fitted)) + 1)[1:-1]
         edges = {name: np.unique(np.quantile(own, share)) for name, own in scores.items()}
@@ -227,6 +222,16 @@ def _images(trained: Trained, features: Tensor) -> Images:
     images = Images(features.float(), trained.device)
     images.keep(trained.predictor.backbone, features.float())
     return images
+
+
+def _directions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean [d] of rows [n, d] and their principal directions [d, k], each divided by the
+    standard deviation along it."""
+    centre = rows.mean(0)
+    _, sizes, directions = np.linalg.svd(rows - centre, full_matrices=False)
+    most = min(DIRECTIONS, max(len(rows) // 4, 1))
+    spread = np.maximum(sizes[:most] / np.sqrt(len(rows)), 1e-6 * max(sizes[0], 1e-6))
+    return centre, directions[:most].T / spread
 
 
 def _plain(trained: Trained) -> Predictor:
