@@ -515,14 +515,15 @@ def test_whole_rehearsal_uses_what_training_without_a_domain_gives(
 ) -> None:
     logits = watch_held_out(monkeypatch)
     monkeypatch.setattr(module, "choose_head", lambda trials: (NETWORK, ()))
-    config = rehearsed(tiny, **{"adapt.depth": "whole", "train.steps": 20})
+    settings = {"train.steps": 20, "model.head": "linear"}
+    config = rehearsed(tiny, **{"adapt.depth": "whole", **settings})
     seen: list[str] = []
     train(config, sites, tmp_path / "run", watch=lambda phase, *_: seen.append(phase))
     assert set(logits) == {f"site-{i}" for i in range(6)}
     assert any(phase.startswith("rehearsal 6 of 6, ") for phase in seen)
     assert not (tmp_path / "run" / retraining.FOLDER).exists()
     unseen = {"test_domains": ["site-3", "site-6", "site-7"], "adapt.rehearse": False}
-    train(rehearsed(tiny, **{"train.steps": 20, **unseen}), sites, tmp_path / "without")
+    train(rehearsed(tiny, **settings, **unseen), sites, tmp_path / "without")
     alone = Trained.load(tmp_path / "without").predictor
     x = torch.from_numpy(sites.features()[sites.rows(domain="site-3")])
     with torch.no_grad():
@@ -598,7 +599,7 @@ def test_a_trained_backbone_is_rehearsed_with_the_head_it_has(
     names = np.repeat([f"site-{i}" for i in range(5)], 60)
     manifest = Manifest.from_arrays(images, np.array(["a", "b"])[y], names, val_share=0.5)
     logits = watch_held_out(monkeypatch)
-    settings = {"train.steps": 60, "train.optimiser.lr": 0.01, **SITE}
+    settings = {"train.steps": 60, "train.optimiser.lr": 0.01, "model.head": "linear", **SITE}
     train(tiny("erm", **{"adapt.rehearse": True, **settings}), manifest, tmp_path / "run")
     trained = Trained.load(tmp_path / "run")
     assert trained.site is not None and trained.site.scale is not None

@@ -19,9 +19,10 @@ from fixtures.errors import refused
 
 SOURCE = Path(acclimate.__file__).parent
 OWNERS = {"records/folder.py", "results/sweep_folder.py"}
-# The name that Hugging Face gives to weights happens to be ours too, and a state has a lock of its
-# own beside it.
-OTHERS = {("learn/models/weights.py", layout.WEIGHTS), ("cli/adapt.py", layout.LOCK)}
+# The name that Hugging Face gives to weights happens to be ours too, and a state, a log of a watch,
+# a folder of predictions and a file of tokens have locks of their own beside them.
+LOCKED = ("cli/adapt.py", "cli/watch.py", "adapt/table.py", "serve/tokens.py")
+OTHERS = {("learn/models/weights.py", layout.WEIGHTS), *((name, layout.LOCK) for name in LOCKED)}
 NAMES = [value for key, value in vars(layout).items() if key.isupper() and isinstance(value, str)]
 FILES = [name.partition("{")[0] for name in NAMES if name != layout.AGAIN]
 SWEEP_FOLDERS = {"runs", "embeddings", "failures", "labels", "logs", "slurm"}
