@@ -29,6 +29,7 @@ from acclimate.build.digits import DigitsSettings, build_digits
 from acclimate.data.images import read_pixels
 from acclimate.data.readers import encode_image
 from pages import fill, made
+from scale import duration
 
 HERE = Path(__file__).resolve().parent
 PAGE, MEASURED = HERE.parent / "docs" / "scale.md", HERE / "measured" / "h200.json"
@@ -59,7 +60,7 @@ def main() -> None:
     if not asked.no_ray:
         rows += on_ray(work)
     images = pq.read_metadata(work / "many.parquet").num_rows
-    text = "\n".join(table(rows, images))
+    text = "\n".join([*table(rows, images), "", *costs(rows, images, work)])
     print(json.dumps(rows, indent=1), text, sep="\n")
     if asked.write:
         paths = (
@@ -181,16 +182,42 @@ def twice(work: Path, name: str, *flags: str) -> Row:
 
 
 def table(rows: Sequence[Row], images: int) -> Iterator[str]:
-    yield "| way | seconds | images/s | CPU ms an image | memory | rows |"
-    yield "|---|---:|---:|---:|---:|---|"
+    yield "| way | processor | images per processor second | largest memory | rows |"
+    yield "|---|---:|---:|---:|---|"
     for row in rows:
-        cpu = "–" if row["cpu"] is None else f"{1e3 * row['cpu'] / images:.2f}"
+        cells = ["–", "–"]
+        if row["cpu"] is not None:
+            cells = [f"{row['cpu']:.0f} s", f"{images / row['cpu']:,.0f}"]
         equal = {None: "–", True: "equal, to the bit", False: "DIFFERENT"}[row.get("equal")]
-        kept = f"; {row['kept']} shards kept" if "kept" in row else ""
-        yield (
-            f"| {row['way']} | {row['seconds']:.0f} | {images / row['seconds']:,.0f} | {cpu} | "
-            f"{row['mib']:.0f} MiB | {equal}{kept} |"
-        )
+        kept = f"; {row['kept']} files kept" if "kept" in row else ""
+        cells += [f"{row['mib']:.0f} MiB", f"{equal}{kept}"]
+        yield f"| {row['way']} | {' | '.join(cells)} |"
+
+
+def costs(rows: Sequence[Row], images: int, work: Path) -> Iterator[str]:
+    """Hours for 10 and 100 million images by the rate of one core, and of a GPU as it was measured
+    for `predict`; and what the files take."""
+    by_way = {row["way"]: row for row in rows}
+    fixed = by_way["predict --table, all sites, mixed"]
+    gpu = json.loads(MEASURED.read_text())
+    (mixed,) = (row for row in gpu["adapting"] if row["work"] == "predict, 64 domains mixed")
+    rates = {
+        f"{SIDE} px, small network: one core": images / fixed["cpu"],
+        f"227 px, ResNet-50: one {gpu['machine']['gpu']} with {gpu['machine']['cores']} cores": (
+            mixed["images/s"]
+        ),
+    }
+    yield "| | images/s | 10 million | 100 million | 100 million on 8 | on 64 |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for name, rate in rates.items():
+        hours = [duration(n / rate / 3600) for n in (1e7, 1e8, 1e8 / 8, 1e8 / 64)]
+        yield f"| {name} | {rate:,.0f} | {' | '.join(hours)} |"
+    files = sum(path.stat().st_size for path in (work / "many").glob("*.parquet"))
+    yield ""
+    yield (
+        f"Files take {files / images:.0f} bytes a row here, {files / images / 10:.1f} GB for 100 "
+        f"million rows."
+    )
 
 
 def same(one: Path, other: Path) -> bool:

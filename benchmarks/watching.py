@@ -2,6 +2,7 @@
 
     python benchmarks/watching.py          # both tables of docs/watch.md
     python benchmarks/watching.py --years 50 --cases 5 --out watching.json     # a quick look
+    python benchmarks/watching.py --figure docs/images/watch.png
 
 Sites are those of benchmarks/floors.py: made images (256 random non-negative features of Gaussian
 classes, as of a frozen backbone) and scikit-learn's digits (20 principal components of real
@@ -10,8 +11,9 @@ images). A model is trained on six sites, and a new site is known by 500 images.
 False alarms: site-years of 52 windows of 100 images in which nothing changes, each of a site of its
 own. Beside `watch` stand tests that are repeated every week at 5 %: two of Kolmogorov and Smirnov,
 of the scores `appearance` and `accuracy`, and a chi-squared test of predicted classes, which
-compare each window with the 500 images. Two more rows are not what is promised: bursts, where five
-images show one scene, and weeks whose class frequencies scatter around the site's.
+compare each window with the sample of the site that `watch` ranks new images among. Two more rows
+are not what is promised: bursts, where five images show one scene, and weeks whose class
+frequencies scatter around the site's.
 
 Delays: after 500 images the site becomes another one of its family, in label frequencies, in
 offset and gain of features (covariate), or in which class is called which (conditional).
@@ -19,6 +21,7 @@ offset and gain of features (covariate), or in which class is called which (cond
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +37,8 @@ from acclimate.core.progress import unwatched
 from acclimate.core.randomness import stream
 from acclimate.core.text import DASH, percent
 from acclimate.learn.model import Trained
-from acclimate.watch import LOOKS, THRESHOLD, Baseline, Watch, Window
+from acclimate.report.figures.canvas import write_figure
+from acclimate.watch import LOOKS, THRESHOLD, Baseline, Watch, Window, draw_watch
 from acclimate.watch.baseline import SCORES
 from acclimate.watch.evidence import SITE_YEAR, Ranked, Rare
 from acclimate.watch.watch import USUAL_POOR
@@ -42,7 +46,7 @@ from floors import CLASSES, DIM, Family, Site
 from pages import fill, made
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "watch.md"
-SMALL = {"train.steps": 200, "adapt.site.batch": 128, "adapt.site.width": 64, "adapt.site.dim": 16}
+SMALL = {"train.steps": 150, "adapt.site.batch": 128, "adapt.site.width": 64, "adapt.site.dim": 16}
 KNOWN, WEEK, BEFORE, AFTER = 500, 100, 500, 3000  # images
 TRAINED_ON, FEATURES, MOST_LEVELS = 6, 256, 64
 DATA, DRIFTS, BATCHES = (
@@ -52,26 +56,26 @@ DATA, DRIFTS, BATCHES = (
 )
 WAYS = ("as promised", "bursts of 5", "weeks differ")
 BURST, SCATTER = 5, 50.0  # images of a scene; strength of the Dirichlet that weeks are drawn from
-FAMILIES_OF = 5  # of each kind of drift
+FAMILIES_OF = 4  # of each kind of drift
 LEVEL = 0.05  # of the tests that are repeated
 TESTS = {"appearance": "KS", "accuracy": "KS", "frequencies": "chi2"}
 Draw = Callable[[int], np.ndarray]
 Levels = Mapping[str, np.ndarray]  # by score
 
 
-class Digits(Family):
+class DigitsFamily(Family):
     """Its images are real."""
 
     def show(self, y: np.ndarray) -> np.ndarray:
         return np.stack([self.rng.choice(self.groups[label]) for label in y.tolist()])
 
 
-class World:
+class TrainedFamily:
     """A family of sites, and a model that was trained on six of them."""
 
     def __init__(self, data: str, kind: str, seed: int) -> None:
         self.rng = stream(seed, "watching", data, kind)
-        self.family = (Digits if data == "digits" else Family)(kind, self.rng)
+        self.family = (DigitsFamily if data == "digits" else Family)(kind, self.rng)
         self.weights = self.rng.normal(size=(DIM, FEATURES)) / DIM**0.5
         self.shift, self.real = self.rng.normal(size=FEATURES), data == "digits"
         sites = [self.family.site()(200) for _ in range(TRAINED_ON)]
@@ -101,9 +105,11 @@ class World:
 
 
 def _bursts(site: Site, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Five images of each scene, which hardly differ."""
+    """Five images of each scene, which hardly differ, in windows whose images are in any order."""
     scenes = np.repeat(site(n // BURST)[0], BURST, axis=0)
-    return scenes + 0.02 * rng.normal(size=scenes.shape)
+    scenes += 0.02 * rng.normal(size=scenes.shape)
+    weeks = np.arange(len(scenes)) // WEEK
+    return np.asarray(scenes[np.lexsort((rng.random(len(scenes)), weeks))])
 
 
 def _weeks(site: Site, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -124,23 +130,26 @@ def window_of(rows: np.ndarray, first: int = 0) -> Window:
 class Year(NamedTuple):
     """A site's sample and new images, by the levels of their scores."""
 
-    counts: Levels  # [L]
-    known: Levels  # [KNOWN]
+    counts: Levels  # [L]: of the half of the sample that new images are ranked among
     new: Levels  # [n]
-    baseline: Baseline
+    bins: Mapping[str, int]
+
+    def known(self, score: str) -> np.ndarray:
+        """The levels of that half."""
+        return np.repeat(np.arange(MOST_LEVELS), self.counts[score])
 
 
-def a_year(world: World, draw: Draw, *later: np.ndarray, images: int = SITE_YEAR) -> Year:
-    """A site's sample, then so many `images` of it and those that come `later`."""
-    known = draw(KNOWN)
-    baseline = world.baseline(known)
-    new = np.concatenate([draw(images), *later])
-    return Year(
-        {name: np.pad(own, (0, MOST_LEVELS - len(own))) for name, own in baseline.counts.items()},
-        baseline.levels(window_of(known)),
-        baseline.levels(window_of(new)),
-        baseline,
-    )
+def levels_of(baseline: Baseline, new: np.ndarray) -> Year:
+    counts = {
+        name: np.pad(own, (0, MOST_LEVELS - len(own))) for name, own in baseline.counts.items()
+    }
+    levels = {name: own.astype("i2") for name, own in baseline.levels(window_of(new)).items()}
+    return Year(counts, levels, {name: baseline.bins(name) for name in SCORES})
+
+
+def a_year(world: TrainedFamily, way: str) -> Year:
+    draw = world.drawing(way)
+    return levels_of(world.baseline(draw(KNOWN)), draw(SITE_YEAR))
 
 
 def stacked(years: Sequence[Year], part: str, score: str) -> np.ndarray:
@@ -152,8 +161,7 @@ def alarms(years: Sequence[Year], rng: np.random.Generator) -> dict[str, np.ndar
     counts: dict[str, np.ndarray] = {}
     looks: dict[str, Any] = {"quality": Rare(USUAL_POOR, np.zeros((len(years), 3)))}
     for name in SCORES:
-        bins = years[0].baseline.bins(name)
-        looks[name] = Ranked.start(stacked(years, "counts", name), bins)
+        looks[name] = Ranked.start(stacked(years, "counts", name), years[0].bins[name])
     for name in LOOKS:
         own, counts[name] = looks[name], np.zeros(len(years), int)
         new = None if name == "quality" else stacked(years, "new", name)
@@ -182,7 +190,7 @@ def weekly(year: Year, batch: int) -> np.ndarray:
     return np.array(
         [
             [
-                rejected(year.known[name], year.new[name][w * batch : (w + 1) * batch], test)
+                rejected(year.known(name), year.new[name][w * batch : (w + 1) * batch], test)
                 for name, test in TESTS.items()
             ]
             for w in range(windows)
@@ -190,10 +198,9 @@ def weekly(year: Year, batch: int) -> np.ndarray:
     )
 
 
-def false_alarms(data: str, way: str, years: int, seed: int = 0) -> dict[str, Any]:
-    world = World(data, "all", seed)
-    some = [a_year(world, world.drawing(way)) for _ in range(years)]
-    own = alarms(some, stream(seed, "ties", data, way))
+def false_alarms(world: TrainedFamily, data: str, way: str, years: int) -> dict[str, Any]:
+    some = [a_year(world, way) for _ in range(years)]
+    own = alarms(some, world.rng)
     each = np.sum([own[name] for name in LOOKS], axis=0)
     p = np.stack([weekly(year, WEEK) for year in some[: max(years // 10, 1)]])
     return {
@@ -214,7 +221,7 @@ def noticed(year: Year, rng: np.random.Generator) -> tuple[int | None, str]:
     """How many images came until an alarm, and of which look."""
     first: dict[str, int] = {}
     for name in SCORES:
-        start = Ranked.start(year.baseline.counts[name], year.baseline.bins(name))
+        start = Ranked.start(year.counts[name], year.bins[name])
         levels = year.new[name]
         path = start.after(levels, rng.random(len(levels)))[1]
         if (path >= THRESHOLD).any():
@@ -226,20 +233,19 @@ def noticed(year: Year, rng: np.random.Generator) -> tuple[int | None, str]:
 def delays(data: str, kind: str, cases: int) -> Iterator[dict[str, Any]]:
     """Each case: a site, which becomes another one."""
     for seed in range(FAMILIES_OF):
-        world = World(data, kind, seed)
+        world = TrainedFamily(data, kind, seed)
         for _ in range(cases // FAMILIES_OF):
             draw, then = world.drawing("as promised"), world.drawing("as promised")
-            later = then(AFTER)
-            year = a_year(world, draw, later, images=BEFORE)
+            before, later = draw(BEFORE), then(AFTER)
+            baseline = world.baseline(draw(KNOWN))
+            year = levels_of(baseline, np.concatenate([before, later]))
             at, look = noticed(year, world.rng)
             case: dict[str, Any] = {"data": data, "kind": kind, "look": look, "at": at}
             case["tests"] = {batch: _by_tests(year, batch) for batch in BATCHES}
             if at is not None and at > BEFORE:
                 shown = min(-(-(at - BEFORE) // WEEK) * WEEK, AFTER)
-                watch, _ = Watch.start(year.baseline).look(
-                    year.baseline, window_of(draw(BEFORE), 1 << 20)
-                )
-                case["outcome"] = watch.look(year.baseline, window_of(later[:shown]))[1].outcome
+                watch, _ = Watch.start(baseline).look(baseline, window_of(before, AFTER))
+                case["outcome"] = watch.look(baseline, window_of(later[:shown]))[1].outcome
             yield case
 
 
@@ -309,17 +315,46 @@ def _most(cases: Sequence[Mapping[str, Any]], what: str) -> str:
     )
 
 
+def draw_example(path: Path) -> None:
+    """Five weeks as before, two in which half of the classes are missing, one in another place, and
+    one whose files are damaged."""
+    world = TrainedFamily("made", "covariate", 0)
+    site, other = world.family.site(), world.family.site()
+    x, y = site(400)
+    few = x[y < CLASSES // 2][: 2 * WEEK]
+    images = [*(site(WEEK)[0] for _ in range(5)), few[:WEEK], few[WEEK:], other(WEEK)[0]]
+    baseline = world.baseline(world.see(site(KNOWN)[0]))
+    watch = Watch.start(baseline)
+    for week, rows in enumerate(images):
+        watch, report = watch.look(baseline, window_of(world.see(rows), week * WEEK))
+        print(f"week {week + 1}: {report.outcome}")
+    nothing = window_of(world.see(x[:0]))
+    damaged = replace(
+        nothing, unreadable=torch.arange(len(images) * WEEK, (len(images) + 1) * WEEK)
+    )
+    watch, report = watch.look(baseline, damaged)
+    print(f"week {len(images) + 1}: {report.outcome}")
+    write_figure(draw_watch(watch), path, "png", dpi=150)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--years", type=int, default=1000)
-    parser.add_argument("--cases", type=int, default=50)
+    parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--out", type=Path, help="JSON instead of docs/watch.md")
+    parser.add_argument("--figure", type=Path, help="draw nine weeks of a site, and no more")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.figure is not None:
+        draw_example(args.figure)
+        return
     rows = []
-    for data, way in product(DATA, WAYS):
-        rows.append(false_alarms(data, way, args.years if way == WAYS[0] else args.years // 10))
-        print(rows[-1], flush=True)
+    for data in DATA:
+        world = TrainedFamily(data, "all", 0)
+        for way in WAYS:
+            years = args.years if way == WAYS[0] else args.years // 10
+            rows.append(false_alarms(world, data, way, years))
+            print(rows[-1], flush=True)
     cases: list[dict[str, Any]] = []
     for data, kind in product(DATA, DRIFTS):
         cases += delays(data, kind, args.cases)

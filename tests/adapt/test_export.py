@@ -23,6 +23,7 @@ from acclimate.adapt.export import (
 )
 from acclimate.adapt.methods import chain_of
 from acclimate.adapt.triton import export_triton
+from acclimate.core import exports
 from acclimate.core.errors import ConfigError, ExportError
 from acclimate.learn import graph
 from acclimate.records.rehearsal import NETWORK
@@ -219,6 +220,6 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named '{name}'", name=name)
 
-    monkeypatch.setattr(graph, "import_module", missing)
+    monkeypatch.setattr(exports, "import_module", missing)
     with refused(ConfigError, "[onnx]"):
         apply_state(make_trained("linear"), None).export(tmp_path / "model.onnx")

@@ -19,6 +19,7 @@ from acclimate.data.manifest import Manifest
 from acclimate.data.pictures import file_digests
 from acclimate.data.source import Quarantine, pack_images
 from acclimate.learn.model import Trained
+from acclimate.runs.growth import config_from, line_of
 
 SIDE = 8
 
@@ -160,5 +161,12 @@ def test_a_run_goes_on_with_a_site_and_without_one(
     assert "sites added: north" in out
     assert "before" in out
     assert Trained.load(tmp_path / "more").config.model.weights.endswith("model.safetensors")
+    # Weights that learned from a site are those of every run that started from them.
+    code, out, _ = cli("forget", tmp_path / "more", "south")
+    assert (code, "the weights have learned" in out) == (0, True)
+    third = ["train", tree, "--from", tmp_path / "more", "--out", tmp_path / "third", "--dry-run"]
+    assert cli(*third)[0] == 0
+    assert line_of(tmp_path / "more")[1] == ""
+    assert config_from(tmp_path / "more", {}, ["south"]).model.weights == ""
     code, _, err = cli("train", tree, "--from", run, "--preset", "rehearsed")
     assert (code, "--preset" in err) == (1, True)

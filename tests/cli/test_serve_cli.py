@@ -56,9 +56,9 @@ def test_a_site_outlives_the_server(run: Path, unlabelled: Path, number: int) ->
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-    *lines, last = errors.splitlines()
-    assert last == "stopped"
-    assert [json.loads(line)["status"] for line in lines] == [200, 200, 200]
+    *requests, last = map(json.loads, errors.splitlines())
+    assert [line["status"] for line in requests] == [200, 200, 200]
+    assert last["message"] == "stopped"
     assert database.exists()
     with serving(run) as (_, facts), httpx.Client(base_url=facts["address"], timeout=60) as client:
         assert client.get(site).json()["images"] == 12

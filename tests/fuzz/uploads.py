@@ -175,6 +175,12 @@ def giant_json(rng: Random) -> Upload:
     return _json(rng, b"[" + part * ((9 << 20) // len(part)) + b"0]")
 
 
+def many_labels(rng: Random) -> Upload:
+    """Each of them wrong in its own way."""
+    labels = {f"{number:x}": number for number in range(400_000)}
+    return Upload("/v1/sites/north/labels", {}, json.dumps({"labels": labels}).encode())
+
+
 def deep_json(rng: Random) -> Upload:
     opening = (b"[", b'{"a":', b'{"labels":{"a":')[rng.integers(3)]
     return _json(rng, opening * int(rng.integers(900, 100_000)))
@@ -182,5 +188,15 @@ def deep_json(rng: Random) -> Upload:
 
 KINDS: tuple[Callable[[Random], Upload], ...] = (
     *(bomb, dense, truncated, damaged, polyglot, odd_name, odd_field, wrong_type, damaged_form),
-    *(many_parts, many_headers, packed, odd_key, odd_json, odd_json, giant_json, deep_json),
+    *(
+        many_parts,
+        many_headers,
+        packed,
+        odd_key,
+        odd_json,
+        odd_json,
+        giant_json,
+        deep_json,
+        many_labels,
+    ),
 )

@@ -36,7 +36,7 @@ BASELINES = ("mean", "softmax", "posterior")
 def loud_batch(count: int = 24, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     # Loud inputs, so that losses are far from those of a uniform guess.
-    x = 10 * torch.randn(count, FEATURES, generator=generator)
+    x = 300 * torch.randn(count, FEATURES, generator=generator)
     y = torch.randint(CLASSES, (count,), generator=generator)
     domain = torch.arange(DOMAINS).repeat_interleave(math.ceil(count / DOMAINS))[:count]
     return Batch(x, y, domain)
@@ -50,8 +50,13 @@ def reference(embedding: Embedding, x: Tensor) -> dict[str, np.ndarray]:
         features = features @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
         features = np.maximum(features, 0)
     below = features @ weights["layer.weight"].T if "layer.weight" in weights else features
-    last = "classifier" if "classifier.weight" in weights else "head.last"
-    logits = below @ weights[f"{last}.weight"].T + weights[f"{last}.bias"]
+    last, hidden = "classifier", below
+    if "classifier.weight" not in weights:
+        last = "head.last"
+        hidden = below @ weights["head.project.weight"].T + weights["head.project.bias"]
+        hidden = hidden @ weights["head.first.weight"].T + weights["head.first.bias"]
+        hidden = np.maximum(hidden, 0)
+    logits = hidden @ weights[f"{last}.weight"].T + weights[f"{last}.bias"]
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     return {
         "features": features,

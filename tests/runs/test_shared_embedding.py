@@ -51,7 +51,7 @@ LATER: dict[str, Any] = REHEARSED | {
     "data.workers": 1,
     "model.condition": "film",
     "model.dropout": 0.5,
-    "model.head": "mlp",
+    "model.head": "linear",
     "model.hidden": 5,
     "model.width": 7,
     "train.steps": 3,

@@ -142,6 +142,8 @@ def test_names_of_sites(running: Any, name: str) -> None:
         ("POST", "/labels", '{"labels": {"0123456789abcdef": "ant"}}'),
         ("POST", "/labels", '{"labels": {"0123456789abcdef": "dog"}}'),
         ("POST", "/labels", '{"labels": {"0123456789abcdef": 1}}'),
+        ("POST", "/labels", '{"labels": {"0123456789abcdef": "\\ud800"}}'),
+        ("PUT", "", '{"\\ud800": 1}'),
         ("POST", "/rollback", '{"revision": 0}'),
         ("POST", "/rollback", '{"revision": 100000000000000000000000}'),
         ("POST", "/rollback", '{"revision": "1"}'),
@@ -215,6 +217,22 @@ def test_a_body_that_does_not_arrive(start: Any) -> None:
         yield b"}"
 
     said(running.client.put(SITE, content=slow()), 408, "slow_body")
+
+
+def test_work_that_does_not_end(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start(timeout=1)
+    monkeypatch.setattr(running.service, "site", lambda name: time.sleep(2))
+    answer = running.client.get(SITE)
+    said(answer, 503, "timeout")
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_a_form_must_be_whole(running: Any) -> None:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    part = b'--x\r\nContent-Disposition: form-data; name="images"\r\n\r\n' + pictures(1)[0]
+    for body, status in ((part + b"\r\n--x--\r\n", 200), (part + b"\r\n", 400), (part, 400)):
+        answer = running.client.post(f"{SITE}/predict", content=body, headers=headers)
+        assert answer.status_code == status
 
 
 # Who may

@@ -57,7 +57,7 @@ def attack_often(running: Any, times: int, seed: int) -> Counter[int]:
 
 @pytest.mark.slow
 def test_a_hundred_hostile_uploads(running: Any) -> None:
-    statuses = attack_often(running, 85, 0)
+    statuses = attack_often(running, 100, 0)
     assert statuses.total() >= 100 and {400, 413, 415, 422} <= {*statuses}
 
 

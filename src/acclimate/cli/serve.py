@@ -1,5 +1,6 @@
 """`serve`."""
 
+import math
 import sys
 from contextlib import closing, suppress
 from pathlib import Path
@@ -9,7 +10,7 @@ import typer
 
 from acclimate.cli import app
 from acclimate.cli.options import Device, Flags, Json, Run, grouped
-from acclimate.cli.output import say, say_facts
+from acclimate.cli.output import say_facts
 from acclimate.config import from_dict, settings_of
 from acclimate.core.errors import ConfigError
 from acclimate.core.exports import require
@@ -68,7 +69,7 @@ def serve(
     from acclimate.serve.gate import is_loopback, listen
     from acclimate.serve.server import Server
     from acclimate.serve.service import Service
-    from acclimate.serve.telemetry import Telemetry, log_to
+    from acclimate.serve.telemetry import LOGGER, Telemetry, log_to
     from acclimate.serve.tokens import Tokens
 
     if token_file is None and not is_loopback(host):
@@ -96,11 +97,18 @@ def serve(
         telemetry.watch(service)
         application = make_app(Server(service, telemetry, tokens))
         log_to(sys.stderr)
-        config = uvicorn.Config(application, log_config=None, access_log=False, ws="none")
+        config = uvicorn.Config(
+            application,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=math.ceil(checked.timeout),
+        )
         _say_where(door, list(runs), service.store.database.shown, tokens is not None, json)
         with suppress(KeyboardInterrupt):  # which uvicorn raises again once it has ended well
             uvicorn.Server(config).run(sockets=[door])
-    say("stopped", err=True)
+    LOGGER.info("stopped")
 
 
 def models_of(run: Path, also: list[str]) -> dict[str, Path]:

@@ -12,7 +12,8 @@ from acclimate.core.tensors import read_metadata
 from acclimate.data.erasing import erase_digests, erase_features, erase_pixels
 from acclimate.data.manifest import Manifest
 from acclimate.data.pictures import content_digests
-from acclimate.records.folder import MODEL, RunFolder, is_output, stored
+from acclimate.records.folder import MODEL, is_output, stored
+from acclimate.runs.growth import line_of
 
 # By what follows the site's name: what `adapt`, `export` and `watch` write of one.
 OF_A_SITE = {".safetensors": "domain state", ".npz": ".npz file", ".json": "log of a watch"}
@@ -69,15 +70,17 @@ def files_of(run: Path, site: str, folders: Collection[Path]) -> tuple[list[Path
 
 def what_stays(run: Path, site: str) -> tuple[str, ...]:
     """What the run itself has of the site, in sentences, with the command that trains it anew."""
-    known = RunFolder(run).identity()
-    roles = {
-        "train_domains": "the weights have learned from its images",
-        "val_domains": "its images chose the weights",
-        "test_domains": "scores and predictions of its images are in the run",
-    }
-    found = [sentence for role, sentence in roles.items() if site in known.get(role, ())]
+    line, weights = line_of(run)
+    learned = any(site in known["train_domains"] for known in line)
+    found = "the weights have learned from its images" if learned else ""
+    if not found and site in line[0].get("val_domains", ()):
+        found = "its images chose the weights"
+    if not found and site in line[0].get("test_domains", ()):
+        found = "scores and predictions of its images are in the run"
+    if weights and not Path(weights).exists():
+        found = found or f"the run started from {weights}, and nobody knows what that had learned"
     if not found:
         return ()
-    data, out = str(known.get("source", "DATA")), f"{run}-without-{site}"
+    data, out = str(line[0].get("source", "DATA")), f"{run}-without-{site}"
     words = ["acclimate", "train", data, "--from", str(run), "--without", site, "--out", out]
-    return (f"{found[0]}; to be rid of that, train anew and delete {run}: {shlex.join(words)}",)
+    return (f"{found}; to be rid of that, train anew and delete {run}: {shlex.join(words)}",)

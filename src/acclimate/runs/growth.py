@@ -20,20 +20,32 @@ ADAPTED = ("auto", "embedding", "none")  # what a site is compared by: the first
 
 def config_from(run: Path, changes: Mapping[str, Any], without: Collection[str] = ()) -> RunConfig:
     """The settings of a finished run with `changes` by dotted name, and the backbone that the run
-    trained as the start. A run `without` sites that it may have learned from starts from what that
-    run started from. A frozen backbone is the same either way, and its features of earlier images
-    are in the cache."""
+    trained as the start. A run `without` sites that it may have learned from starts from what the
+    first run of the line started from. A frozen backbone is the same either way, and its features
+    of earlier images are in the cache."""
     folder = RunFolder(run)
     if folder.finished is None:
         raise RunError(f"{run}: there is no finished run to start from; train one first")
     config = from_dict(RunConfig, folder.identity()["config"], where=str(run / RUN))
     learned = config.model.freeze == "none" and config.model.backbone != "mlp"
     start: dict[str, Any] = {}
-    if learned and not without:
-        start["model.weights"] = str(run / WEIGHTS)
+    if learned:
+        start["model.weights"] = line_of(run)[1] if without else str(run / WEIGHTS)
     for name in ("val_domains", "test_domains") if without else ():
         start[name] = [site for site in getattr(config, name) if site not in without]
     return with_settings(config, {**start, **changes})
+
+
+def line_of(run: Path) -> tuple[list[dict[str, Any]], str]:
+    """What a run is, and each run before it whose weights the next one started from; and the
+    weights file that the first of them started from."""
+    line, weights = [RunFolder(run).identity()], ""
+    while weights := line[-1]["config"]["model"].get("weights", ""):
+        path = Path(weights)
+        if path.name != WEIGHTS or not path.with_name(RUN).exists():
+            break
+        line.append(RunFolder(path.parent).identity())
+    return line, weights
 
 
 def changed_data(run: Path, plan: Plan) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Call:
     start: float = field(default_factory=time.perf_counter)
     facts: dict[str, Any] = field(default_factory=dict)  # what handlers say for the log
     received: int = 0  # bytes
-    complete: bool = False  # the whole body has arrived
+    reading: bool = False  # waits for a part of the body
     status: int = 0
 
     async def run(self) -> None:
@@ -81,16 +81,17 @@ class Call:
         if packed != "identity":
             raise WrongType(f"the body is packed ({packed[:20]}); send it as it is")
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > limits.body_mib * MIB:
+        if length.isdecimal() and int(length) > limits.body_mib * MIB:
             raise _too_large(limits)
 
     async def receive(self) -> Message:
+        self.reading = True
         message = await self.receive_next()
+        self.reading = False
         if message["type"] == "http.request":
             size, limits = len(message.get("body", b"")), self.gate.limits
             self.received += size
             self.gate.bytes += size
-            self.complete = not message.get("more_body", False)
             if self.received > limits.body_mib * MIB:
                 raise _too_large(limits)
             if self.gate.bytes > limits.memory_mib * MIB and self.gate.bytes > self.received:
@@ -111,9 +112,9 @@ class Call:
         if isinstance(error, TimeoutError):
             seconds = f"{self.gate.limits.timeout:g} s"
             error = (
-                TooSlow(f"this took more than {seconds}; try again in a moment, or send less")
-                if self.complete
-                else SlowBody(f"the body did not arrive within {seconds}; send less at once")
+                SlowBody(f"the body did not arrive within {seconds}; send less at once")
+                if self.reading
+                else TooSlow(f"this took more than {seconds}; try again in a moment, or send less")
             )
         if self.status:  # too late to say it to the client
             LOGGER.error("answer cut short", exc_info=error, extra={"facts": {"request": self.id}})

@@ -226,7 +226,7 @@ def write_answer(
             values = np.ascontiguousarray(probabilities, "<f4")
             shape, data, raw = list(values.shape), values.ravel().tolist(), values.tobytes()
         else:
-            texts = [label.encode() for label in labels]
+            texts = [label.encode(errors="surrogateescape") for label in labels]
             shape, data = [len(labels)], list(labels)
             raw = b"".join(struct.pack("<I", len(text)) + text for text in texts)
         output: dict[str, Any] = {"name": name, "datatype": DATATYPES[name], "shape": shape}

@@ -13,6 +13,7 @@ from fastapi.security import HTTPBearer
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from acclimate.core.errors import OverLimit
 from acclimate.serve import protocol
 from acclimate.serve.forms import IMAGES, Form, read_form
 from acclimate.serve.schemas import Body
@@ -20,6 +21,7 @@ from acclimate.serve.service import Service
 from acclimate.serve.telemetry import Telemetry
 from acclimate.serve.tokens import SCOPES, Tokens
 
+MOST = 10_000  # entries of an object in a body
 B = TypeVar("B", bound=Body)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,13 +83,17 @@ async def read_body(request: Request) -> bytes:
 
 
 async def read_json(request: Request, kind: type[B]) -> B:
-    body = await read_body(request)
+    values = protocol.parse_object(await read_body(request) or b"{}")
+    inner = values.values() if isinstance(values, dict) else ()
+    if any(len(one) > MOST for one in (values, *inner) if isinstance(one, dict | list)):
+        # Each wrong entry would be an error of its own.
+        raise OverLimit(f"the body has more than {MOST} entries; send fewer at once")
     try:
-        return kind.model_validate(protocol.parse_object(body or b"{}"))
+        return kind.model_validate(values)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
 
 
 def as_json(content: Any) -> Response:
-    text = json.dumps(content, ensure_ascii=False, default=lambda value: value.to_dict())
+    text = json.dumps(content, default=lambda value: value.to_dict())
     return Response(text, media_type="application/json")

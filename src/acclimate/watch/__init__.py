@@ -13,6 +13,6 @@ __getattr__, __all__ = lazy_exports(
     __name__,
     baseline="Baseline Window read_window",
     watch="LOOKS THRESHOLD Watch",
-    outcome="OUTCOMES Look Outcome WatchReport",
+    outcome="OUTCOMES LookResult WatchOutcome WatchReport",
     figure="draw_watch",
 )

@@ -22,7 +22,12 @@ from acclimate.core.tensors import tensors_digest
 from acclimate.core.text import count
 from acclimate.data.source import Quarantine, readable, to_float
 from acclimate.learn.embeddings import DomainState
-from acclimate.learn.embeddings.pictures import UNLABELLED, Pictures, picture_hashes
+from acclimate.learn.embeddings.pictures import (
+    UNLABELLED,
+    Pictures,
+    in_16_bits,
+    picture_hashes,
+)
 from acclimate.learn.images import Images
 from acclimate.learn.model import Model, Trained
 from acclimate.learn.models import Predictor, takes_features
@@ -145,12 +150,7 @@ class Baseline:
             )
         identity = (("seen", state.seen), ("pictures", pictures.hashes), *_flat(state))
         fitted, ranked = (pictures.features[half::2].float() for half in (0, 1))
-        rows = _appearance(trained, fitted)
-        centre = rows.mean(0)
-        _, sizes, directions = np.linalg.svd(rows - centre, full_matrices=False)
-        most = min(DIRECTIONS, max(len(rows) // 4, 1))
-        spread = np.maximum(sizes[:most] / np.sqrt(len(rows)), 1e-6 * max(sizes[0], 1e-6))
-        basis = directions[:most].T / spread
+        centre, basis = _directions(_appearance(trained, fitted))
         scores = _scores(trained, centre, basis, fitted)
         share = np.linspace(0, 1, min(LEVELS, len(fitted)) + 1)[1:-1]
         edges = {name: np.unique(np.quantile(own, share)) for name, own in scores.items()}
@@ -171,10 +171,10 @@ class Baseline:
         """The level of each image by each score: [n]"""
         if not len(window):
             return {name: np.zeros(0, int) for name in SCORES}
-        features = window.features
-        if not takes_features(self.site.trained.predictor):
-            features = Pictures(window.hashes, features, window.hashes).halved().features
-        scores = _scores(self.site.trained, self.centre, self.basis, features.float())
+        features, trained = window.features, self.site.trained
+        if not takes_features(trained.predictor):
+            features = in_16_bits(features)  # as those of the sample were kept
+        scores = _scores(trained, self.centre, self.basis, features.float())
         return _levels(scores, self.edges)
 
     @property
@@ -222,6 +222,16 @@ def _images(trained: Trained, features: Tensor) -> Images:
     images = Images(features.float(), trained.device)
     images.keep(trained.predictor.backbone, features.float())
     return images
+
+
+def _directions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean [d] of rows [n, d] and their principal directions [d, k], each divided by the
+    standard deviation along it."""
+    centre = rows.mean(0)
+    _, sizes, directions = np.linalg.svd(rows - centre, full_matrices=False)
+    most = min(DIRECTIONS, max(len(rows) // 4, 1))
+    spread = np.maximum(sizes[:most] / np.sqrt(len(rows)), 1e-6 * max(sizes[0], 1e-6))
+    return centre, directions[:most].T / spread
 
 
 def _plain(trained: Trained) -> Predictor:

@@ -15,8 +15,8 @@ from acclimate.learn.images import Images
 from acclimate.records.doubt import Forecast
 from acclimate.watch.baseline import Baseline, Window
 
-Outcome = Literal["as before", "adapt again", "label"]
-OUTCOMES: Mapping[Outcome, str] = {
+WatchOutcome = Literal["as before", "adapt again", "label"]
+OUTCOMES: Mapping[WatchOutcome, str] = {
     "as before": "as before",
     "adapt again": "adapt again",
     "label": "promises no longer reach this site; label these images",
@@ -31,7 +31,7 @@ TO_LABEL = 20  # images
 
 
 @dataclass(frozen=True)
-class Look:
+class LookResult:
     """The evidence of one look."""
 
     name: str
@@ -44,8 +44,8 @@ class Look:
 class WatchReport:
     """What a window says, with all those before it."""
 
-    outcome: Outcome
-    looks: tuple[Look, ...]
+    outcome: WatchOutcome
+    looks: tuple[LookResult, ...]
     images: int  # of the window, new ones
     repeats: int  # that were seen before, or that the site was adapted to
     poor: int  # unreadable, dark or empty
@@ -65,7 +65,9 @@ class WatchReport:
         return {**asdict(self), "alarm": self.alarm, "words": OUTCOMES[self.outcome]}
 
 
-def report_on(baseline: Baseline, looks: Sequence[Look], window: Window, new: int) -> WatchReport:
+def report_on(
+    baseline: Baseline, looks: Sequence[LookResult], window: Window, new: int
+) -> WatchReport:
     """What a window, of which so many images are `new`, and the evidence of all `looks` come to."""
     report = WatchReport(
         "as before",

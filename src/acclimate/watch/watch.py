@@ -13,7 +13,7 @@ from acclimate.core.errors import StateMismatch
 from acclimate.core.randomness import stream
 from acclimate.watch.baseline import NO_HASHES, SCORES, Baseline, Window
 from acclimate.watch.evidence import PATIENCE, Ranked, Rare
-from acclimate.watch.outcome import Look, WatchReport, report_on
+from acclimate.watch.outcome import LookResult, WatchReport, report_on
 
 LOOKS = (*SCORES, "quality")
 THRESHOLD = float(len(LOOKS) * PATIENCE)  # of each look's evidence
@@ -81,11 +81,12 @@ class Watch:
         return replace(after, history=(*self.history, entry)[-MOST_HISTORY:])
 
     @property
-    def looks(self) -> tuple[Look, ...]:
+    def looks(self) -> tuple[LookResult, ...]:
         """The evidence so far."""
         each: dict[str, Ranked | Rare] = {**self.ranked, "quality": self.quality}
         return tuple(
-            Look(name, float(each[name].value), THRESHOLD, self.alarms.get(name)) for name in LOOKS
+            LookResult(name, float(each[name].value), THRESHOLD, self.alarms.get(name))
+            for name in LOOKS
         )
 
     def to_dict(self) -> dict[str, Any]:
