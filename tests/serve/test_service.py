@@ -238,6 +238,19 @@ def test_rolling_back_forgets(open_service: Open) -> None:
     assert service.rollback("north", 1).images == 0
 
 
+def test_features_that_were_pushed_out_come_back(open_service: Open) -> None:
+    service, rows = open_service("concat", keep=10), pixels(40)
+    service.create_site("north")
+    first = service.add_images("north", uploads(rows[:10])).site
+    before = service.store.kept("north")
+    service.add_images("north", uploads(rows[10:]))
+    view = service.rollback("north", first.revision)
+    assert view.images == 10 and view.kept < 10
+    assert service.add_images("north", uploads(rows[:10])).added == 0
+    after = service.store.kept("north")
+    assert after.hashes.equal(before.hashes) and after.features.equal(before.features)
+
+
 def test_names_keys_and_counts_are_checked(open_service: Open) -> None:
     limits = Limits(images=3, sites=2, pictures=4, image_mib=1)
     service = open_service("concat", limits=limits)

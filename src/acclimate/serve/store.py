@@ -104,9 +104,9 @@ class Store:
                 raise OverLimit(f"there are {most} sites, as many as may be; delete one first")
             # Another replica may create it in this moment.
             insert = self.database.insert(SITES).values(name=name, revision=1, **values)
-            new = connection.execute(insert.on_conflict_do_nothing()).rowcount
+            new = connection.scalar(insert.on_conflict_do_nothing().returning(SITES.c.id))
             row = require_site(find_site(connection, name), name)
-            if new:
+            if new is not None:
                 note(connection, row.id, 1, "created", about=row.model)
             return row
 

@@ -28,6 +28,7 @@ from acclimate.watch import Baseline, Watch, Window
 from acclimate.watch.baseline import NO_HASHES, is_poor
 
 ENOUGH = 100  # images of a site that are looked at together
+MOST_PENDING = 1000  # and those that may wait: predictions may be faster than looks
 HELD = 50  # baselines in memory, each with the features of a site's sample
 LOGGER = logging.getLogger("acclimate.serve")
 
@@ -67,9 +68,10 @@ class Watcher:
         """Images of a site, to be looked at once there are enough."""
         with self._changing:
             pending = self._pending.setdefault(row.name, [])
-            pending.append(window)
-            enough = sum(one.total for one in pending) >= ENOUGH
-        if enough:
+            before = sum(one.total for one in pending)
+            if before < MOST_PENDING:
+                pending.append(window)
+        if before < ENOUGH <= before + window.total:
             self._thread.submit(self._look_beside, row)
 
     def report(self, row: Row) -> dict[str, Any]:
